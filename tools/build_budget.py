@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Fails when a file takes longer to compile than it may.
+
+.ninja_log tells what each file took by the clock, with other compilers running beside it. A file that
+looks too slow there is compiled once more, alone and without ccache, and judged by its processor time.
+A file that came out of ccache looks fast, which hides nothing: it was judged when it was compiled.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# Seconds for one file, by the first prefix that fits its path from the top of the tree.
+LIMITS = [
+    ("cli/main.cpp", 10),
+    ("src/kernels/cudnn/", 60),
+    ("src/kernels/cuda/", 30),
+    ("", 6),
+]
+# A clean build of the library and the programs, by two compilers at a time.
+CLEAN_BUILD_SECONDS = 120
+CLEAN_BUILD_JOBS = 2
+
+
+def limit_of(source):
+    return next(seconds for prefix, seconds in LIMITS if source.startswith(prefix))
+
+
+def durations(build):
+    """Seconds by the clock of the newest run of each output."""
+    seconds = {}
+    for line in (build / ".ninja_log").read_text(encoding="utf-8").splitlines():
+        fields = line.split("\t")
+        if len(fields) >= 4:
+            seconds[fields[3]] = (int(fields[1]) - int(fields[0])) / 1000
+    return seconds
+
+
+def compiled_files(build):
+    """(path from the top, command, folder, output) of each file of the compilation database."""
+    entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
+    top = Path(__file__).resolve().parent.parent
+    for entry in entries:
+        source = Path(entry["file"])
+        if source.is_relative_to(top) and not source.is_relative_to(build):
+            yield (source.relative_to(top).as_posix(), shlex.split(entry["command"]),
+                   entry["directory"], entry["output"])
+
+
+def measure_alone(command, folder):
+    """Processor seconds of one compilation without ccache."""
+    if Path(command[0]).name == "ccache":
+        command = command[1:]
+    with tempfile.TemporaryDirectory() as scratch:
+        command = list(command)
+        command[command.index("-o") + 1] = str(Path(scratch) / "out.o")
+        before = os.times()
+        subprocess.run(command, cwd=folder, check=True)
+        after = os.times()
+    return (after.children_user + after.children_system
+            - before.children_user - before.children_system)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", type=Path, help="a build folder of Ninja, after a build")
+    build = parser.parse_args().build.resolve()
+
+    logged = durations(build)
+    over, total, slowest = 0, 0.0, ("nothing", 0.0)
+    for source, command, folder, output in compiled_files(build):
+        key = os.path.relpath(Path(folder) / output, build)
+        if key not in logged:
+            continue
+        took, limit = logged[key], limit_of(source)
+        if took > limit:
+            took = measure_alone(command, folder)
+            if took > limit:
+                over += 1
+                print(f"{source}: wanted at most {limit} s to compile, got {took:.1f} s")
+        slowest = max(slowest, (source, took), key=lambda pair: pair[1])
+        if not source.startswith(("tests/", "testing/", "bench/")):
+            total += took
+    clean = total / CLEAN_BUILD_JOBS
+    print(f"slowest file: {slowest[0]}, {slowest[1]:.1f} s; library and programs: {clean:.0f} s "
+          f"with {CLEAN_BUILD_JOBS} compilers (files from ccache count little)")
+    if clean > CLEAN_BUILD_SECONDS:
+        over += 1
+        print(f"clean build without tests: wanted at most {CLEAN_BUILD_SECONDS} s, got {clean:.0f} s")
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
