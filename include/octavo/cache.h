@@ -76,8 +76,8 @@ class OCTAVO_EXPORT KvCache {
   /// Errors: InvalidArgument for a repeated id, a negative count, or a count that max_seq_len alone
   /// rules out. Cost: O(sequences listed + pages taken + entries listed); no allocation in steady
   /// state.
-  PlanOutcome plan(std::span<const SequenceStep> step);
-  PlanOutcome plan(std::initializer_list<SequenceStep> step) {
+  [[nodiscard]] PlanOutcome plan(std::span<const SequenceStep> step);
+  [[nodiscard]] PlanOutcome plan(std::initializer_list<SequenceStep> step) {
     return plan(std::span<const SequenceStep>(step.begin(), step.size()));
   }
 
@@ -108,7 +108,7 @@ class OCTAVO_EXPORT KvCache {
   ///
   /// Errors: InvalidArgument when `from` is unknown or `to` is alive. The outcome says when no
   /// sequence is free.
-  ForkOutcome fork(SequenceId from, SequenceId to);
+  [[nodiscard]] ForkOutcome fork(SequenceId from, SequenceId to);
 
   [[nodiscard]] bool contains(SequenceId id) const noexcept;
   /// Tokens of a sequence. Errors: InvalidArgument for an unknown id.

@@ -127,7 +127,7 @@ struct Shortage {
 };
 
 /// A plan, or what is missing for it.
-class [[nodiscard]] OCTAVO_EXPORT PlanOutcome {
+class OCTAVO_EXPORT PlanOutcome {
  public:
   explicit PlanOutcome(StepPlan plan) noexcept : plan_(std::move(plan)) {}
   explicit PlanOutcome(std::unique_ptr<Shortage> shortage) noexcept
@@ -147,7 +147,7 @@ class [[nodiscard]] OCTAVO_EXPORT PlanOutcome {
 };
 
 /// Done, or what is missing for it.
-class [[nodiscard]] OCTAVO_EXPORT ForkOutcome {
+class OCTAVO_EXPORT ForkOutcome {
  public:
   ForkOutcome() noexcept = default;
   explicit ForkOutcome(std::unique_ptr<Shortage> shortage) noexcept
