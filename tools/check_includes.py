@@ -37,7 +37,9 @@ ROOMS = [
     room("src/plan", ["src/base", "src/cache"], ["fmt"]),
     room("src/device", ["src/base"], ["fmt", "posix"]),
     room("src/device/cuda", ["src/base", "src/device"], ["fmt", "cuda"]),
-    room("src/kernels/cpu", ["src/base", "src/device"], ["fmt", "highway", "openmp"]),
+    room("src/kernels", ["src/base"]),  # the parameter structs that dispatch fills
+    room("src/kernels/cpu", ["src/base", "src/device", "src/kernels/params.h"],
+         ["fmt", "highway", "openmp"]),
     room("src/kernels/cuda/common", ["src/base"], ["cuda"]),
     room("src/kernels/cudnn", ["src/base", "src/device", "src/device/cuda"], ["fmt", "cuda", "cudnn"]),
     room("src/dispatch", ["src/base", "src/cache", "src/plan", "src/device", "src/kernels"],
