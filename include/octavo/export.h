@@ -3,7 +3,7 @@
 #pragma once
 
 #if defined(__GNUC__)
-#define OCTAVO_EXPORT [[gnu::visibility("default")]]
+#define OCTAVO_EXPORT __attribute__((visibility("default")))
 #else
 #define OCTAVO_EXPORT
 #endif
