@@ -72,16 +72,18 @@ struct Flags {
 Flags read_attention(const Json& description, AttentionConfig& config) {
   read_numbers(description, kAttentionNumbers, "attention", config);
   if (config.num_q_heads % config.num_kv_heads != 0) {
-    throw InputError(fmt::format("attention.num_heads: wanted a multiple of num_heads_kv {}, got {}",
-                                 config.num_kv_heads, config.num_q_heads));
+    throw InputError(
+        fmt::format("attention.num_heads: wanted a multiple of num_heads_kv {}, got {}",
+                    config.num_kv_heads, config.num_q_heads));
   }
   // Scales of 0 and below mean nothing sensible; 0 is the library's word for its default.
   constexpr double kSmallest = std::numeric_limits<float>::min();
   if (const Json* scale = optional_member(description, "softmax_scale")) {
-    config.softmax_scale = static_cast<float>(
-        finite_number(*scale, kSmallest, kFloatMax, "attention.softmax_scale"));
+    config.softmax_scale =
+        static_cast<float>(finite_number(*scale, kSmallest, kFloatMax, "attention.softmax_scale"));
   } else {
-    config.softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
+    config.softmax_scale =
+        static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
   }
   if (const Json* mask = optional_member(description, "mask")) {
     config.mask = word(*mask, kMasks, "attention.mask");
@@ -172,8 +174,8 @@ void take_tensors(const SafeTensors& file, const std::string& prefix, const Case
   step.v = take_tensor(file, prefix + ".v", value.dtype, shape(a.num_kv_heads, a.head_dim_v));
   step.out = take_tensor(file, prefix + ".out", DType::F32, shape(a.num_q_heads, a.head_dim_v));
   if (lse_required || file.tensors().count(prefix + ".lse") != 0) {
-    step.lse = take_tensor(file, prefix + ".lse", DType::F32,
-                           {total_new_tokens(step), a.num_q_heads});
+    step.lse =
+        take_tensor(file, prefix + ".lse", DType::F32, {total_new_tokens(step), a.num_q_heads});
   }
 }
 
@@ -215,8 +217,8 @@ Case case_from(const SafeTensors& file) {
     if (got == kComputeFp8) {
       value.attention.compute = Compute::Fp8;
     } else if (got != same) {
-      throw InputError(fmt::format("compute: wanted {} or {}, got '{}'", same, kComputeFp8,
-                                   printable(got)));
+      throw InputError(
+          fmt::format("compute: wanted {} or {}, got '{}'", same, kComputeFp8, printable(got)));
     }
   }
   const Flags flags = read_attention(object(part("attention"), "attention"), value.attention);

@@ -37,7 +37,8 @@ std::uint16_t double_to_half(double value) {
   // 65520 lies half way between the largest half and the next power of two; ties go to even, there.
   if (magnitude >= 65520.0) return static_cast<std::uint16_t>(sign | 0x7C00);
   const int exponent = magnitude < 0x1p-14 ? -14 : std::ilogb(magnitude);
-  const auto units = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
+  const auto units =
+      static_cast<std::uint32_t>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
   // A normal number's implicit bit adds one to the exponent field; a carry out of the fraction too.
   const std::uint32_t bits = (static_cast<std::uint32_t>(exponent + 14) << 10) + units;
   return static_cast<std::uint16_t>(sign | bits);

@@ -24,11 +24,10 @@ double logit(const AttentionConfig& config, const OracleSequence& sequence, std:
   const std::int64_t kv_head = head / (config.num_q_heads / config.num_kv_heads);
   const double scale = config.softmax_scale == 0.0F ? 1.0 / std::sqrt(static_cast<double>(dim))
                                                     : static_cast<double>(config.softmax_scale);
-  const std::int64_t row = (query_idx * config.num_q_heads + head) * dim;
+  const double* q = sequence.q.data() + (query_idx * config.num_q_heads + head) * dim;
+  const double* k = sequence.keys.at(key, kv_head);
   double dot = 0.0;
-  for (std::int64_t i = 0; i < dim; ++i) {
-    dot += sequence.q[static_cast<std::size_t>(row + i)] * sequence.keys.at(key, kv_head, i);
-  }
+  for (std::int64_t i = 0; i < dim; ++i) dot += q[i] * k[i];
   double s = dot * scale;
   if (config.softcap > 0.0F) {
     const auto cap = static_cast<double>(config.softcap);
@@ -71,17 +70,17 @@ OracleResult attend_by_definition(const AttentionConfig& config, const OracleSeq
       for (const double s : logits) sum += std::exp(s - top);
       const std::int64_t row = query_idx * heads + head;
       result.lse[static_cast<std::size_t>(row)] = std::log(sum) + top;
-      if (sequence.sinks != nullptr) sum += std::exp(static_cast<double>(sequence.sinks[head]) - top);
+      if (sequence.sinks != nullptr)
+        sum += std::exp(static_cast<double>(sequence.sinks[head]) - top);
 
       const std::int64_t kv_head = head / (config.num_q_heads / config.num_kv_heads);
       for (std::int64_t key = 0; key < sequence.kv_len; ++key) {
-        const double weight = std::exp(logits[static_cast<std::size_t>(key)] - top) / sum;
         // An unseen key's value is not read: it may be anything, NaN too.
         if (!sees(config, position, key)) continue;
-        for (std::int64_t i = 0; i < dim_v; ++i) {
-          result.out[static_cast<std::size_t>(row * dim_v + i)] +=
-              weight * sequence.values.at(key, kv_head, i);
-        }
+        const double weight = std::exp(logits[static_cast<std::size_t>(key)] - top) / sum;
+        const double* v = sequence.values.at(key, kv_head);
+        double* out = result.out.data() + row * dim_v;
+        for (std::int64_t i = 0; i < dim_v; ++i) out[i] += weight * v[i];
       }
     }
   }

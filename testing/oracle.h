@@ -22,10 +22,11 @@ struct OracleRows {
   std::int64_t heads = 1;
   std::int64_t dim = 1;
 
-  [[nodiscard]] double at(std::int64_t pos, std::int64_t head, std::int64_t i) const {
+  /// The elements [dim] of one head at one position.
+  [[nodiscard]] const double* at(std::int64_t pos, std::int64_t head) const {
     const std::int64_t page = pages[static_cast<std::size_t>(pos / page_size)];
     const std::int64_t slot = pos % page_size;
-    return pool[static_cast<std::size_t>(((page * page_size + slot) * heads + head) * dim + i)];
+    return pool.data() + ((page * page_size + slot) * heads + head) * dim;
   }
 };
 

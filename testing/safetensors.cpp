@@ -27,10 +27,10 @@ std::optional<std::uint64_t> element_bytes(std::string_view dtype) {
     std::string_view name;
     std::uint64_t bytes;
   };
-  static constexpr Known kKnown[] = {
-      {"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4},     {"I32", 4},     {"U32", 4}, {"F16", 2},
-      {"BF16", 2}, {"I16", 2}, {"U16", 2}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"I8", 1},  {"U8", 1},
-      {"BOOL", 1}};
+  static constexpr Known kKnown[] = {{"F64", 8}, {"I64", 8}, {"U64", 8},     {"F32", 4},
+                                     {"I32", 4}, {"U32", 4}, {"F16", 2},     {"BF16", 2},
+                                     {"I16", 2}, {"U16", 2}, {"F8_E4M3", 1}, {"F8_E5M2", 1},
+                                     {"I8", 1},  {"U8", 1},  {"BOOL", 1}};
   for (const Known& known : kKnown) {
     if (known.name == dtype) return known.bytes;
   }
@@ -45,8 +45,8 @@ std::optional<std::uint64_t> product(std::uint64_t a, std::uint64_t b) {
 
 std::uint64_t header_bytes(const std::vector<std::byte>& bytes) {
   if (bytes.size() < kLengthBytes) {
-    throw InputError(fmt::format("safetensors: wanted at least {} bytes, got {}", kLengthBytes,
-                                 bytes.size()));
+    throw InputError(
+        fmt::format("safetensors: wanted at least {} bytes, got {}", kLengthBytes, bytes.size()));
   }
   std::uint64_t length = 0;
   for (std::uint64_t i = kLengthBytes; i-- > 0;) {
@@ -79,19 +79,20 @@ StoredTensor parse_tensor(const std::string& name, const Json& entry,
     if (size) size = product(*size, static_cast<std::uint64_t>(extent));
   }
   if (empty) size = 0;
-  if (!size) throw InputError(fmt::format("{} shape: wanted fewer than 2^63 bytes, got more", what));
+  if (!size)
+    throw InputError(fmt::format("{} shape: wanted fewer than 2^63 bytes, got more", what));
 
   const std::string where = what + " data_offsets";
   const Json& offsets = pair(member(entry, "data_offsets", what), where);
   const auto begin = static_cast<std::uint64_t>(integer(offsets[0], 0, kMaxExtent, where));
   const auto end = static_cast<std::uint64_t>(integer(offsets[1], 0, kMaxExtent, where));
   if (begin > end || end > room.size()) {
-    throw InputError(fmt::format("{}: wanted begin <= end <= {}, got [{}, {}]", where,
-                                 room.size(), begin, end));
+    throw InputError(
+        fmt::format("{}: wanted begin <= end <= {}, got [{}, {}]", where, room.size(), begin, end));
   }
   if (end - begin != *size) {
-    throw InputError(fmt::format("{}: wanted {} bytes as dtype and shape say, got {}", where,
-                                 *size, end - begin));
+    throw InputError(fmt::format("{}: wanted {} bytes as dtype and shape say, got {}", where, *size,
+                                 end - begin));
   }
   tensor.bytes = room.subspan(begin, end - begin);
   return tensor;

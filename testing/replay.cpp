@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "testing/replay.h"
+
+#include "testing/free_slots.h"
+#include "testing/input_error.h"
+
+#include <octavo/attention.h>
+#include <octavo/cache.h>
+#include <octavo/error.h>
+#include <octavo/plan.h>
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace octavo::testkit {
+
+namespace {
+
+// Ends a replay early.
+struct Stop {
+  Verdict verdict;
+  std::string reason;
+};
+
+const float* floats(const std::optional<HostTensor>& tensor) {
+  return tensor ? reinterpret_cast<const float*>(tensor->data()) : nullptr;
+}
+
+CacheConfig cache_config(std::span<const Case> layers, const ReplayOptions& options) {
+  CacheConfig config = layers.front().cache;
+  config.num_layers = static_cast<std::int32_t>(layers.size());
+  if ((options.kind && *options.kind != config.kind) ||
+      (options.page_size && *options.page_size != config.page_size)) {
+    config.num_pages = 0;
+  }
+  if (options.kind) config.kind = *options.kind;
+  if (options.page_size) config.page_size = *options.page_size;
+  // The worst case, and a page for each sequence that a fork makes part from its source.
+  if (config.num_pages == 0 && config.kind == CacheKind::Paged) {
+    const std::int64_t pages = (config.max_seq_len + config.page_size - 1) / config.page_size + 1;
+    config.num_pages = pages * config.max_num_seqs;
+  }
+  return config;
+}
+
+AttentionConfig attention_config(const Case& value, const ReplayOptions& options) {
+  AttentionConfig config = value.attention;
+  config.backend = options.backend;
+  config.num_threads = options.num_threads;
+  config.batch_invariant = options.batch_invariant;
+  return config;
+}
+
+class Replay {
+ public:
+  Replay(std::span<const Case> layers, const ReplayOptions& options, ReplayResult& result)
+      : layers_(layers),
+        options_(options),
+        result_(result),
+        cache_(cache_config(layers, options)),
+        attention_(attention_config(layers.front(), options), cache_.config()),
+        free_slots_(cache_) {}
+
+  void run() {
+    const std::size_t num_steps = layers_.front().steps.size();
+    for (std::size_t step_idx = 0; step_idx < num_steps; ++step_idx) {
+      const StepPlan plan = prepare(layers_.front().steps[step_idx], step_idx);
+      if (step_idx == 0) {
+        result_.backend = attention_.explain(plan, layers_.front().format).chosen;
+      }
+      cache_.begin(plan);
+      for (std::size_t layer = 0; layer < layers_.size(); ++layer) run_layer(plan, layer, step_idx);
+      ++result_.steps;
+    }
+    const Comparison& comparison = result_.comparison;
+    if (comparison.worst.excess > 1.0) {
+      throw Stop{Verdict::Differs, comparison.worst.to_string()};
+    }
+    if (!comparison.rms_ok) {
+      throw Stop{Verdict::Differs, fmt::format("relative RMS: wanted at most {:.3g}, got {:.3g}",
+                                               layers_.front().tolerance.rms, comparison.rms)};
+    }
+  }
+
+ private:
+  // Release, fork, truncate, plan.
+  StepPlan prepare(const CaseStep& step, std::size_t step_idx) {
+    for (const SequenceId id : step.release) cache_.release(id);
+    if (options_.poison) free_slots_.poison();
+    for (const CaseStep::Fork& fork : step.fork) {
+      const ForkOutcome outcome = cache_.fork(fork.from, fork.to);
+      if (!outcome) {
+        throw Stop{Verdict::Unmet, fmt::format("step {}, fork of {}: {}", step_idx, fork.from,
+                                               outcome.shortage().to_string())};
+      }
+    }
+    for (const CaseStep::Truncate& cut : step.truncate) cache_.truncate(cut.id, cut.length);
+    if (options_.poison && cache_.config().kind == CacheKind::Paged) free_slots_.poison();
+    check_length(step, step_idx);
+    const PlanOutcome outcome = cache_.plan(step.sequences);
+    if (!outcome) {
+      throw Stop{Verdict::Unmet,
+                 fmt::format("step {}: {}", step_idx, outcome.shortage().to_string())};
+    }
+    free_slots_.planned(outcome.plan());
+    return outcome.plan();
+  }
+
+  // A count that the maximum alone rules out is an error to the library, but to a case no other
+  // than a plan that can't be met.
+  void check_length(const CaseStep& step, std::size_t step_idx) const {
+    for (const SequenceStep& sequence : step.sequences) {
+      if (sequence.new_tokens > cache_.config().max_seq_len) {
+        throw Stop{Verdict::Unmet,
+                   fmt::format("step {}, sequence {}: wanted at most {} tokens, got {}", step_idx,
+                               sequence.id, cache_.config().max_seq_len, sequence.new_tokens)};
+      }
+    }
+  }
+
+  void run_layer(const StepPlan& plan, std::size_t layer, std::size_t step_idx) {
+    const Case& value = layers_[layer];
+    const CaseStep& step = value.steps[step_idx];
+    HostTensor q = step.q;
+    HostTensor k = step.k;
+    HostTensor v = step.v;
+    HostTensor out(options_.out_dtype.value_or(value.dtype), step.out.shape());
+    HostTensor lse(DType::F32, {total_new_tokens(step), value.attention.num_q_heads});
+    LayerInputs inputs;
+    inputs.q = q.view();
+    inputs.k = k.view();
+    inputs.v = v.view();
+    inputs.format = value.format;
+    inputs.sinks = floats(value.sinks);
+    inputs.alibi_slopes = floats(value.alibi_slopes);
+    const TensorView lse_view = lse.view();
+    const auto layer_idx = static_cast<std::int32_t>(layer);
+    if (options_.in_halves) {
+      attention_.append(plan, cache_, layer_idx, inputs);
+      attention_.attend(plan, cache_, layer_idx, inputs, out.view(), &lse_view);
+    } else {
+      attention_.forward(plan, cache_, layer_idx, inputs, out.view(), &lse_view);
+    }
+    if (!out.guards_intact() || !lse.guards_intact()) {
+      throw Stop{Verdict::Differs, fmt::format("step {}: wanted writes inside the outputs alone, "
+                                               "got some beside them",
+                                               step_idx)};
+    }
+    if (!(q == step.q) || !(k == step.k) || !(v == step.v)) {
+      throw Stop{Verdict::Differs,
+                 fmt::format("step {}: wanted q, k and v untouched, got them changed", step_idx)};
+    }
+    compare_step(value, static_cast<std::int64_t>(step_idx), out, lse, result_.comparison);
+    if (options_.keep_outputs) {
+      result_.outs.push_back(std::move(out));
+      result_.lses.push_back(std::move(lse));
+    }
+  }
+
+  std::span<const Case> layers_;
+  const ReplayOptions& options_;
+  ReplayResult& result_;
+  KvCache cache_;
+  Attention attention_;
+  FreeSlots free_slots_;
+};
+
+Verdict verdict_of(ErrorCode code, bool running) {
+  switch (code) {
+    case ErrorCode::Unsupported:
+    case ErrorCode::NotCompiled:
+      return Verdict::Refused;
+    case ErrorCode::InvalidArgument:
+    case ErrorCode::OutOfMemory:
+      return running ? Verdict::Broken : Verdict::Invalid;
+    case ErrorCode::DeviceFailure:
+    case ErrorCode::Internal:
+      break;
+  }
+  return Verdict::Broken;
+}
+
+}  // namespace
+
+const char* to_string(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::Pass:
+      return "pass";
+    case Verdict::Differs:
+      return "fail";
+    case Verdict::Unmet:
+      return "unmet";
+    case Verdict::Refused:
+      return "refused";
+    case Verdict::Invalid:
+      return "invalid";
+    case Verdict::Broken:
+      break;
+  }
+  return "broken";
+}
+
+ReplayResult replay_layers(std::span<const Case> layers, const ReplayOptions& options) {
+  ReplayResult result;
+  result.backend = options.backend;
+  bool running = false;
+  try {
+    Replay replay(layers, options, result);
+    running = true;
+    replay.run();
+  } catch (const Stop& stop) {
+    result.verdict = stop.verdict;
+    result.reason = stop.reason;
+  } catch (const Error& error) {
+    result.verdict = verdict_of(error.code(), running);
+    result.reason = printable(error.what());
+  }
+  return result;
+}
+
+ReplayResult replay(const Case& value, const ReplayOptions& options) {
+  return replay_layers({&value, 1}, options);
+}
+
+}  // namespace octavo::testkit
