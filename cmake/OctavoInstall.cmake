@@ -23,6 +23,7 @@ install(
   DESTINATION "${OCTAVO_PACKAGE_DIR}"
   COMPONENT Development)
 
+get_target_property(OCTAVO_LIBRARY_TYPE octavo TYPE)
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/octavoConfig.cmake.in" "${PROJECT_BINARY_DIR}/octavoConfig.cmake"
   INSTALL_DESTINATION "${OCTAVO_PACKAGE_DIR}")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses the installed headers and links the library: plans one step, and compares the version of the
-// headers with the one that is wanted.
+// Uses the installed headers and links the library: plans one step, and compares the version with
+// the one that is wanted.
 #include <octavo/octavo.h>
 
 #include <cstdio>
@@ -18,10 +18,11 @@ int main(int argc, char** argv) {
     std::puts("consumer: the step was not planned");
     return 1;
   }
-  if (argc > 1 && octavo::kVersion != std::string_view(argv[1])) {
-    std::printf("consumer: wanted version %s, got %s\n", argv[1], OCTAVO_VERSION_STRING);
+  const std::string_view version = octavo::version();
+  if (argc > 1 && version != argv[1]) {
+    std::printf("consumer: wanted version %s, got %s\n", argv[1], octavo::version());
     return 1;
   }
-  std::printf("octavo %s\n", OCTAVO_VERSION_STRING);
+  std::printf("octavo %s\n", octavo::version());
   return 0;
 }
