@@ -4,7 +4,7 @@
 
 .ninja_log tells what each file took by the clock, with other compilers running beside it. A file that
 looks too slow there is compiled once more, alone and without ccache, and judged by its processor time.
-A file that came out of ccache looks fast, which hides nothing: it was judged when it was compiled.
+A file out of ccache looks fast and passes; a machine with an empty cache judges it.
 """
 
 import argparse
