@@ -47,10 +47,10 @@ ROOMS = [
     room("src/api", ["src/base", "src/cache", "src/plan", "src/device", "src/dispatch"],
          ["fmt", "openmp"]),
     room("testing", libraries=[*PROGRAM, "json"]),
-    room("cli", TESTING, [*PROGRAM, "json", "cli11"]),
+    room("cli", [*TESTING, "bench"], [*PROGRAM, "json", "cli11"]),
     room("examples", libraries=PROGRAM),
     room("examples/generate", libraries=[*PROGRAM, "json", "cli11", "pcre2", "blas"]),
-    room("bench", [*TESTING, "src"], [*PROGRAM, "benchmark"]),
+    room("bench", [*TESTING, "src"], [*PROGRAM, "json", "highway", "benchmark"]),
     room("tests", [*TESTING, "src", "cli", "examples/generate"],
          [*PROGRAM, "json", "gtest", "rapidcheck", "highway"]),
 ]
