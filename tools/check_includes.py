@@ -49,7 +49,7 @@ ROOMS = [
     room("testing", libraries=[*PROGRAM, "json"]),
     room("cli", [*TESTING, "bench"], [*PROGRAM, "json", "cli11"]),
     room("examples", libraries=PROGRAM),
-    room("examples/generate", libraries=[*PROGRAM, "json", "cli11", "pcre2", "blas"]),
+    room("examples/generate", libraries=[*PROGRAM, "json", "cli11", "pcre2", "blas", "highway"]),
     room("bench", [*TESTING, "src"], [*PROGRAM, "json", "highway", "benchmark"]),
     room("tests", [*TESTING, "src", "cli", "examples/generate"],
          [*PROGRAM, "json", "gtest", "rapidcheck", "highway"]),
