@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fails when a file takes longer to compile than it may.
 
-.ninja_log tells what each file took by the clock, with other compilers running beside it. A file that
-looks too slow there is compiled once more, alone and without ccache, and judged by its processor time.
-A file out of ccache looks fast and passes; a machine with an empty cache judges it.
+.ninja_log tells what each file took by the clock, with other compilers running beside it. A file
+that looks too slow there is compiled once more, alone and without ccache, and judged by its
+processor time. A file out of ccache looks fast and passes; a machine with an empty cache judges it.
 """
 
 import argparse
@@ -92,7 +92,8 @@ def main():
           f"with {CLEAN_BUILD_JOBS} compilers (files from ccache count little)")
     if clean > CLEAN_BUILD_SECONDS:
         over += 1
-        print(f"clean build without tests: wanted at most {CLEAN_BUILD_SECONDS} s, got {clean:.0f} s")
+        print(f"clean build without tests: wanted at most {CLEAN_BUILD_SECONDS} s, "
+              f"got {clean:.0f} s")
     return 1 if over else 0
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds every #include to the directions between the rooms, and a few rules that a compiler can't see.
+"""Holds every #include to the directions between the rooms, and a few rules no compiler sees.
 
 The table ROOMS says, for each folder, which other rooms and which third-party headers its files may
-include. A file belongs to the room with the longest matching folder. A header that neither a room nor
-the standard nor LIBRARIES knows is an error: name it here first.
+include. A file belongs to the room with the longest matching folder. A header that neither a room
+nor the standard nor LIBRARIES knows is an error: name it here first.
 """
 
 import argparse
@@ -41,7 +41,8 @@ ROOMS = [
     room("src/kernels/cpu", ["src/base", "src/device", "src/kernels/params.h"],
          ["fmt", "highway", "openmp"]),
     room("src/kernels/cuda/common", ["src/base"], ["cuda"]),
-    room("src/kernels/cudnn", ["src/base", "src/device", "src/device/cuda"], ["fmt", "cuda", "cudnn"]),
+    room("src/kernels/cudnn", ["src/base", "src/device", "src/device/cuda"],
+         ["fmt", "cuda", "cudnn"]),
     room("src/dispatch", ["src/base", "src/cache", "src/plan", "src/device", "src/kernels"],
          ["fmt", "openmp"]),
     room("src/api", ["src/base", "src/cache", "src/plan", "src/device", "src/dispatch"],
