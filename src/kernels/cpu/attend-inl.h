@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+// Works off one unit of the tiled attention, for each of Highway's targets: online softmax over key
+// tiles (Milakov and Gimelshein 2018; Dao et al. 2022), K and V read through the page table. Few
+// rows take the direct way, many the packed one; which is decided by the item alone. Needs
+// tile-inl.h's two ways and math-inl.h.
+
+#if defined(OCTAVO_KERNELS_CPU_ATTEND_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef OCTAVO_KERNELS_CPU_ATTEND_INL_H_
+#undef OCTAVO_KERNELS_CPU_ATTEND_INL_H_
+#else
+#define OCTAVO_KERNELS_CPU_ATTEND_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/cpu/math-inl.h"
+#include "kernels/cpu/output.h"
+#include "kernels/cpu/tile-inl.h"
+#include "kernels/cpu/unit.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace octavo::kernels::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+// Keys of a tile that a row sees, [begin, end) inside the tile; begin >= end: none.
+struct Span {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+  bool operator==(const Span& other) const { return begin == other.begin && end == other.end; }
+  [[nodiscard]] bool empty() const { return begin >= end; }
+};
+
+struct KeyTile {
+  std::int64_t first = 0;  // position
+  Span seen;               // by any row of the unit
+  bool uniform = false;    // every row sees the same
+  std::int64_t k_offsets[kKeyTile];
+  std::int64_t v_offsets[kKeyTile];
+};
+
+HWY_INLINE Span clip(const KeyRange& keys, std::int64_t first) {
+  const auto inside = [first](std::int64_t position) {
+    return static_cast<std::int32_t>(std::clamp<std::int64_t>(position - first, 0, kKeyTile));
+  };
+  const Span span{inside(keys.begin), inside(keys.end)};
+  return span.empty() ? Span{} : span;
+}
+
+// Looks up the tile's slots. Keys that no row sees get the place of one that is seen: kernels that
+// take keys by fours read it and throw the result away.
+HWY_INLINE void locate(const Unit& unit, std::int64_t tile_idx, KeyTile& tile) {
+  const AttendParams& p = *unit.params;
+  tile.first = tile_idx * kKeyTile;
+  const KeyRange first_token = keys_of(unit, unit.first_token);
+  const KeyRange last_token = keys_of(unit, unit.first_token + unit.num_tokens - 1);
+  tile.seen = clip({first_token.begin, last_token.end}, tile.first);
+  tile.uniform = clip(first_token, tile.first) == clip(last_token, tile.first);
+  if (tile.seen.empty()) return;
+
+  const std::int32_t page_size = p.kv.page_size;
+  const std::int64_t position = tile.first + tile.seen.begin;
+  auto page_idx = static_cast<std::int32_t>(position / page_size);
+  auto slot = static_cast<std::int32_t>(position % page_size);
+  const std::int64_t k_step = p.kv.k.slot_stride, v_step = p.kv.v.slot_stride;
+  for (std::int32_t key = tile.seen.begin; key < tile.seen.end; slot = 0) {
+    const std::int64_t page = page_of(p.batch, unit.b, page_idx++);
+    const std::int32_t stop = std::min(tile.seen.end, key + page_size - slot);
+    std::int64_t k_at = page * p.kv.k.page_stride + slot * k_step;
+    std::int64_t v_at = page * p.kv.v.page_stride + slot * v_step;
+    for (; key < stop; ++key, k_at += k_step, v_at += v_step) {
+      tile.k_offsets[key] = k_at;
+      tile.v_offsets[key] = v_at;
+    }
+  }
+  std::fill_n(tile.k_offsets, tile.seen.begin, tile.k_offsets[tile.seen.begin]);
+  std::fill(tile.k_offsets + tile.seen.end, tile.k_offsets + kKeyTile,
+            tile.k_offsets[tile.seen.end - 1]);
+}
+
+// The state of one KV head's rows.
+struct HeadRows {
+  float* q;
+  float* weighted;
+  float* sum;
+  float* max;
+};
+
+// What turns a product into a logit.
+struct Logits {
+  float scale;
+  float softcap;
+  float slope;     // of ALiBi
+  float distance;  // from the tile's first key to the row's position
+};
+
+// One row's softmax step: scores become weights exp(logit - max); max and sums move on. Returns the
+// factor by which what was summed before shrinks.
+template <bool kMasked>
+HWY_INLINE float soften(FloatTag d, const Logits& logits, Span span, float* HWY_RESTRICT scores,
+                        float& max, float* HWY_RESTRICT sum) {
+  constexpr std::int64_t kVectors = kKeyTile / kLanes;
+  FloatVec s[kVectors];
+  FloatVec highest = hn::Set(d, kNothing);
+  OCTAVO_UNROLL
+  for (std::int64_t c = 0; c < kVectors; ++c) {
+    s[c] = hn::Mul(hn::Load(d, scores + c * kLanes), hn::Set(d, logits.scale));
+  }
+  if (HWY_UNLIKELY(logits.softcap > 0.0F)) {
+    for (std::int64_t c = 0; c < kVectors; ++c) {
+      s[c] =
+          hn::Mul(hn::Set(d, logits.softcap), Tanh(d, hn::Div(s[c], hn::Set(d, logits.softcap))));
+    }
+  }
+  if (HWY_UNLIKELY(logits.slope != 0.0F)) {
+    for (std::int64_t c = 0; c < kVectors; ++c) {
+      const FloatVec keys = hn::Iota(d, static_cast<float>(c * kLanes));
+      const FloatVec distance = hn::Abs(hn::Sub(hn::Set(d, logits.distance), keys));
+      s[c] = hn::NegMulAdd(hn::Set(d, logits.slope), distance, s[c]);
+    }
+  }
+  OCTAVO_UNROLL
+  for (std::int64_t c = 0; c < kVectors; ++c) {
+    if (kMasked) {
+      const FloatVec keys = hn::Iota(d, static_cast<float>(c * kLanes));
+      const auto hidden = hn::Or(hn::Lt(keys, hn::Set(d, static_cast<float>(span.begin))),
+                                 hn::Ge(keys, hn::Set(d, static_cast<float>(span.end))));
+      s[c] = hn::IfThenElse(hidden, hn::Set(d, kNothing), s[c]);
+    }
+    highest = hn::Max(highest, s[c]);
+  }
+  const float new_max = std::max(max, hn::GetLane(hn::MaxOfLanes(d, highest)));
+  // A row that has seen no key yet keeps max -inf; against 0 its weights are exp(-inf) = 0.
+  const float reference = new_max == kNothing ? 0.0F : new_max;
+  const float factor = max == new_max ? 1.0F : hn::GetLane(Exp(d, hn::Set(d, max - reference)));
+  FloatVec total = hn::Zero(d);
+  OCTAVO_UNROLL
+  for (std::int64_t c = 0; c < kVectors; ++c) {
+    const FloatVec weight = Exp(d, hn::Sub(s[c], hn::Set(d, reference)));
+    hn::Store(weight, d, scores + c * kLanes);
+    total = hn::Add(total, weight);
+  }
+  hn::Store(hn::MulAdd(hn::Load(d, sum), hn::Set(d, factor), total), d, sum);
+  max = new_max;
+  return factor;
+}
+
+// The products with V of kRows rows that may see different keys. A hidden key's value enters no
+// product, not even with weight 0: it could be NaN.
+template <class Elements, int kRows, int kVectors, class Rows>
+HWY_INLINE void weigh_rows(const Span* spans, const float* weights, const Rows& v, std::int64_t dim,
+                           const float* factors, float* to, std::int64_t to_stride, float* part) {
+  Span common = spans[0];
+  bool same = true;
+  for (int r = 1; r < kRows; ++r) {
+    same = same && spans[r] == spans[0];
+    common.begin = std::max(common.begin, spans[r].begin);
+    common.end = std::min(common.end, spans[r].end);
+  }
+  if (same) {
+    weigh<Elements, Sums::Merge, kRows, kVectors>(weights, v, common.begin, common.end, dim,
+                                                  factors, to, to_stride);
+    return;
+  }
+  if (common.empty()) common = Span{kKeyTile, kKeyTile};
+  std::fill_n(part, kRows * to_stride, 0.0F);
+  for (int r = 0; r < kRows; ++r) {
+    weigh<Elements, Sums::Extend, 1, kVectors>(weights + r * kKeyTile, v, spans[r].begin,
+                                               std::min(spans[r].end, common.begin), dim, nullptr,
+                                               part + r * to_stride, to_stride);
+  }
+  weigh<Elements, Sums::Extend, kRows, kVectors>(weights, v, common.begin, common.end, dim, nullptr,
+                                                 part, to_stride);
+  for (int r = 0; r < kRows; ++r) {
+    weigh<Elements, Sums::Extend, 1, kVectors>(weights + r * kKeyTile, v,
+                                               std::max(spans[r].begin, common.end), spans[r].end,
+                                               dim, nullptr, part + r * to_stride, to_stride);
+  }
+  const FloatTag d;
+  for (int r = 0; r < kRows; ++r) {
+    const FloatVec factor = hn::Set(d, factors[r]);
+    for (std::int64_t at = r * to_stride; at < (r + 1) * to_stride; at += kLanes) {
+      hn::Store(hn::MulAdd(hn::Load(d, to + at), factor, hn::Load(d, part + at)), d, to + at);
+    }
+  }
+}
+
+template <class Elements>
+class UnitKernel {
+  using T = typename Elements::T;
+
+ public:
+  explicit UnitKernel(const Unit& unit)
+      : unit_(unit),
+        p_(*unit.params),
+        scratch_(*unit.scratch),
+        group_(p_.num_q_heads / p_.num_kv_heads),
+        rows_(unit.num_tokens * group_),
+        q_stride_(padded(p_.head_dim)),
+        v_stride_(padded(p_.head_dim_v)) {}
+
+  void run() {
+    const bool direct = rows_ <= kDirectRows;
+    if (direct) {
+      for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) start_head(h, head_rows(h));
+      for (std::int64_t t = unit_.first_key_tile; t < unit_.end_key_tile; ++t) {
+        locate(unit_, t, tile_);
+        if (tile_.seen.empty()) continue;
+        for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) direct_tile(h);
+      }
+      for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) end_head(h, head_rows(h));
+      return;
+    }
+    for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) {
+      const HeadRows rows{scratch_.q, scratch_.weighted, scratch_.sum, scratch_.max};
+      start_head(h, rows);
+      for (std::int64_t t = unit_.first_key_tile; t < unit_.end_key_tile; ++t) {
+        locate(unit_, t, tile_);
+        if (!tile_.seen.empty()) packed_tile(h, rows);
+      }
+      end_head(h, rows);
+    }
+  }
+
+ private:
+  [[nodiscard]] HeadRows head_rows(std::int32_t h) const {
+    const std::int64_t at = std::int64_t{h - unit_.first_head} * kDirectRows;
+    return {scratch_.q + at * q_stride_, scratch_.weighted + at * v_stride_,
+            scratch_.sum + at * kMaxLanes, scratch_.max + at};
+  }
+  [[nodiscard]] std::int32_t token_of(std::int64_t row) const {
+    return unit_.first_token +
+           static_cast<std::int32_t>(std::min<std::int64_t>(row, rows_ - 1) / group_);
+  }
+  [[nodiscard]] std::int32_t q_head_of(std::int32_t h, std::int64_t row) const {
+    return h * group_ + static_cast<std::int32_t>(row % group_);
+  }
+  [[nodiscard]] PageRows<T> keys(std::int32_t h) const {
+    return {static_cast<const T*>(p_.kv.k.data) + h * p_.kv.k.head_stride, tile_.k_offsets};
+  }
+  [[nodiscard]] PageRows<T> values(std::int32_t h) const {
+    return {static_cast<const T*>(p_.kv.v.data) + h * p_.kv.v.head_stride, tile_.v_offsets};
+  }
+
+  // Loads and rotates the head's queries, in the layout that its way wants; empties its state.
+  void start_head(std::int32_t h, const HeadRows& state) {
+    const bool direct = rows_ <= kDirectRows;
+    const std::int64_t rows = direct ? rows_ : padded_rows(rows_);
+    std::fill_n(state.q, rows * q_stride_, 0.0F);
+    std::fill_n(state.weighted, rows * v_stride_, 0.0F);
+    std::fill_n(state.sum, rows * kMaxLanes, 0.0F);
+    std::fill_n(state.max, rows, kNothing);
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      const std::int32_t i = token_of(r);
+      const std::int64_t from = token_offset(p_.q_layout, p_.batch, unit_.b, i) +
+                                q_head_of(h, r) * p_.q_layout.head_stride;
+      float* row = direct ? state.q + r * q_stride_ : scratch_.row;
+      load_row(p_.q, p_.q_dtype, from, p_.q_layout.dim_stride, p_.head_dim, row);
+      if (unit_.angles != nullptr) {
+        rotate(p_.rope, unit_.angles[p_.batch.token_offsets[unit_.b] + i], row);
+      }
+      if (direct) continue;
+      float* block = state.q + r / kPackedRows * kPackedRows * q_stride_ + r % kPackedRows;
+      for (std::int32_t e = 0; e < p_.head_dim; ++e) block[e * kPackedRows] = row[e];
+    }
+  }
+
+  [[nodiscard]] Logits logits_of(std::int32_t h, std::int64_t row) const {
+    Logits result{p_.scale, p_.softcap, 0.0F, 0.0F};
+    if (p_.alibi_slopes != nullptr) {
+      result.slope = p_.alibi_slopes[q_head_of(h, row)];
+      result.distance =
+          static_cast<float>(position_of(p_.batch, unit_.b, token_of(row)) - tile_.first);
+    }
+    return result;
+  }
+
+  // Softmax step of `count` rows from `first` on, scores in the scratch.
+  template <bool kMasked>
+  HWY_INLINE void soften_rows(std::int32_t h, std::int64_t first, int count, const Span* spans,
+                              const HeadRows& state, float* factors) {
+    const FloatTag d;
+    for (int r = 0; r < count; ++r) {
+      const std::int64_t row = first + r;
+      factors[r] = soften<kMasked>(d, logits_of(h, row), spans[r], scratch_.scores + r * kKeyTile,
+                                   state.max[row], state.sum + row * kMaxLanes);
+    }
+  }
+
+  template <int kRows>
+  void direct_block(std::int32_t h, std::int64_t first, const HeadRows& state) {
+    score_direct<Elements, kRows>(state.q + first * q_stride_, q_stride_, keys(h), tile_.seen.begin,
+                                  tile_.seen.end, p_.head_dim, scratch_.scores);
+    finish_block<Elements, kRows, kDirectVectors>(h, first, state, values(h));
+  }
+
+  // Softmax and products with V of kRows rows whose scores are there.
+  template <class VElements, int kRows, int kVectors, class Rows>
+  HWY_INLINE void finish_block(std::int32_t h, std::int64_t first, const HeadRows& state,
+                               const Rows& v) {
+    Span spans[static_cast<std::size_t>(kRows)];
+    float factors[static_cast<std::size_t>(kRows)];
+    float* to = state.weighted + first * v_stride_;
+    if (tile_.uniform) {
+      std::fill_n(spans, kRows, tile_.seen);
+      if (tile_.seen == Span{0, kKeyTile}) {
+        soften_rows<false>(h, first, kRows, spans, state, factors);
+      } else {
+        soften_rows<true>(h, first, kRows, spans, state, factors);
+      }
+      weigh<VElements, Sums::Merge, kRows, kVectors>(scratch_.scores, v, tile_.seen.begin,
+                                                     tile_.seen.end, p_.head_dim_v, factors, to,
+                                                     v_stride_);
+      return;
+    }
+    for (int r = 0; r < kRows; ++r) {
+      spans[r] = clip(keys_of(unit_, token_of(first + r)), tile_.first);
+    }
+    soften_rows<true>(h, first, kRows, spans, state, factors);
+    weigh_rows<VElements, kRows, kVectors>(spans, scratch_.scores, v, p_.head_dim_v, factors, to,
+                                           v_stride_, scratch_.part);
+  }
+
+  void direct_tile(std::int32_t h) {
+    const HeadRows state = head_rows(h);
+    std::int64_t first = 0;
+    for (; first + kDirectBlock <= rows_; first += kDirectBlock) {
+      direct_block<kDirectBlock>(h, first, state);
+    }
+    switch (rows_ - first) {
+      case 3:
+        return direct_block<3>(h, first, state);
+      case 2:
+        return direct_block<2>(h, first, state);
+      case 1:
+        return direct_block<1>(h, first, state);
+      default:
+        return;
+    }
+  }
+
+  void packed_tile(std::int32_t h, const HeadRows& state) {
+    pack_keys<Elements>(keys(h), p_.head_dim, scratch_.k_packed);
+    pack_values<Elements>(values(h), tile_.seen.begin, tile_.seen.end, p_.head_dim_v,
+                          scratch_.v_packed, v_stride_);
+    for (std::int64_t first = 0; first < rows_; first += kPackedRows) {
+      if (!tile_.uniform && block_sees_nothing(first)) continue;
+      score_packed(state.q + first * q_stride_, scratch_.k_packed, p_.head_dim, scratch_.scores);
+      finish_block<F32Elements, kPackedRows, kPackedVectors>(
+          h, first, state, DenseRows{scratch_.v_packed, v_stride_});
+    }
+  }
+
+  [[nodiscard]] bool block_sees_nothing(std::int64_t first) const {
+    const KeyRange from = keys_of(unit_, token_of(first));
+    const KeyRange to = keys_of(unit_, token_of(first + kPackedRows - 1));
+    return clip({from.begin, to.end}, tile_.first).empty();
+  }
+
+  void end_head(std::int32_t h, const HeadRows& state) const {
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      float sum = 0.0F;
+      for (std::int64_t lane = 0; lane < kLanes; ++lane) sum += state.sum[r * kMaxLanes + lane];
+      const RowState<float> row{state.weighted + r * v_stride_, state.max[r], sum};
+      const std::int32_t head = q_head_of(h, r);
+      if (unit_.partials == nullptr) {
+        finish_row(p_, unit_.b, token_of(r), head, row);
+        continue;
+      }
+      const std::int64_t to =
+          (unit_.first_partial_row + r / group_ * unit_.partial_row_step) * p_.num_q_heads + head;
+      std::copy_n(row.weighted, p_.head_dim_v, unit_.partials->weighted + to * p_.head_dim_v);
+      unit_.partials->max[to] = row.max;
+      unit_.partials->sum[to] = sum;
+    }
+  }
+
+  const Unit& unit_;
+  const AttendParams& p_;
+  const UnitScratch& scratch_;
+  std::int32_t group_;
+  std::int64_t rows_;
+  std::int64_t q_stride_;
+  std::int64_t v_stride_;
+  KeyTile tile_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace octavo::kernels::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

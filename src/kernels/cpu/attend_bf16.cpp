@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiled attention's kernels over a BF16 cache, compiled for each of Highway's targets.
+
+#include "kernels/cpu/targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attend_bf16.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target.h, as Highway wants.
+#include <hwy/highway.h>
+
+#include "kernels/cpu/attend-inl.h"
+#include "kernels/cpu/unit.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace octavo::kernels::cpu {
+namespace HWY_NAMESPACE {
+void attend_bf16(const Unit& unit) { UnitKernel<Bf16Elements>(unit).run(); }
+}  // namespace HWY_NAMESPACE
+}  // namespace octavo::kernels::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace octavo::kernels::cpu {
+HWY_EXPORT(attend_bf16);
+void attend_unit_bf16(const Unit& unit) { HWY_DYNAMIC_DISPATCH(attend_bf16)(unit); }
+}  // namespace octavo::kernels::cpu
+#endif

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of one key tile, for each of Highway's targets: scores = Q K^T and weighted sums of
+// V. Two ways, both with sums whose order depends on nothing but the row:
+//   direct  K rows in place, a few query rows: lanes are dims, four keys reduced together.
+//   packed  K transposed to [dim, key], kPackedRows query rows: lanes are keys, no reduction.
+// The products with V have lanes of dims in both.
+
+#if defined(OCTAVO_KERNELS_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef OCTAVO_KERNELS_CPU_TILE_INL_H_
+#undef OCTAVO_KERNELS_CPU_TILE_INL_H_
+#else
+#define OCTAVO_KERNELS_CPU_TILE_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/unit.h"
+
+// Accumulators are arrays of vectors: without full unrolling they would live in memory.
+#ifndef OCTAVO_UNROLL
+#if defined(__clang__)
+#define OCTAVO_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+#endif
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace octavo::kernels::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::CappedTag<float, kMaxLanes>;
+using FloatVec = hn::Vec<FloatTag>;
+constexpr std::int64_t kLanes = static_cast<std::int64_t>(hn::MaxLanes(FloatTag()));
+
+// AVX-512 and NEON have 32 vector registers, the others 16.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+constexpr int kDirectBlock = 4;    // query rows
+constexpr int kPackedVectors = 4;  // of keys or dims
+#else
+constexpr int kDirectBlock = 2;
+constexpr int kPackedVectors = 2;
+#endif
+constexpr int kDirectVectors = 4;
+
+template <int kCount>
+using VecRow = FloatVec[static_cast<std::size_t>(kCount)];
+template <int kRows, int kColumns>
+using VecGrid = VecRow<kColumns>[static_cast<std::size_t>(kRows)];
+
+// How elements of the cache become float vectors.
+struct F32Elements {
+  using T = float;
+  static HWY_INLINE FloatVec load(FloatTag d, const T* from) { return hn::LoadU(d, from); }
+};
+struct F16Elements {
+  using T = std::uint16_t;
+  static HWY_INLINE FloatVec load(FloatTag d, const T* from) {
+    const hn::Rebind<hwy::float16_t, FloatTag> dh;
+    const hn::Rebind<std::uint16_t, FloatTag> du;
+    return hn::PromoteTo(d, hn::BitCast(dh, hn::LoadU(du, from)));
+  }
+};
+struct Bf16Elements {
+  using T = std::uint16_t;
+  static HWY_INLINE FloatVec load(FloatTag d, const T* from) {
+    const hn::Rebind<std::uint16_t, FloatTag> du16;
+    const hn::RebindToUnsigned<FloatTag> du32;
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du32, hn::LoadU(du16, from))));
+  }
+};
+
+// The last `count` < kLanes elements of a row, zeros behind them. Nothing behind the row is read.
+template <class Elements>
+HWY_INLINE FloatVec load_tail(FloatTag d, const typename Elements::T* from, std::int64_t count) {
+  typename Elements::T buffer[kMaxLanes] = {};
+  std::memcpy(buffer, from, static_cast<std::size_t>(count) * sizeof(buffer[0]));
+  return Elements::load(d, buffer);
+}
+
+// Writes the sums of the lanes of four vectors to to[0..3].
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE void store_sums(FloatTag d, FloatVec a, FloatVec b, FloatVec c, FloatVec e, float* to) {
+  hn::Store(a, d, to);
+  hn::Store(b, d, to + 1);
+  hn::Store(c, d, to + 2);
+  hn::Store(e, d, to + 3);
+}
+#else
+template <class D, class V>
+HWY_INLINE auto sum_blocks(D d, V v) {
+  if constexpr (hn::MaxLanes(D()) <= 4) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return sum_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+HWY_INLINE void store_sums(FloatTag d, FloatVec a, FloatVec b, FloatVec c, FloatVec e, float* to) {
+  const FloatVec ac = hn::Add(hn::InterleaveLower(d, a, c), hn::InterleaveUpper(d, a, c));
+  const FloatVec be = hn::Add(hn::InterleaveLower(d, b, e), hn::InterleaveUpper(d, b, e));
+  const FloatVec all = hn::Add(hn::InterleaveLower(d, ac, be), hn::InterleaveUpper(d, ac, be));
+  hn::StoreU(sum_blocks(d, all), hn::CappedTag<float, 4>(), to);
+}
+#endif
+
+// A tile's rows of K or V of one head: element rows by offsets (in place) or dense (packed).
+template <typename ElementT>
+struct PageRows {
+  const ElementT* base;
+  const std::int64_t* offsets;  // [kKeyTile]
+  HWY_INLINE const ElementT* operator()(std::int64_t key) const { return base + offsets[key]; }
+};
+struct DenseRows {
+  const float* base;
+  std::int64_t stride;
+  HWY_INLINE const float* operator()(std::int64_t key) const { return base + key * stride; }
+};
+
+// scores[r, key..key+3] = q[r] . k for kRows rows of q [.., q_stride], zero-padded to whole
+// vectors.
+template <class Elements, int kRows, class Rows>
+HWY_INLINE void dot_four_keys(FloatTag d, const float* HWY_RESTRICT q, std::int64_t q_stride,
+                              const Rows& k, std::int64_t key, std::int64_t dim,
+                              float* HWY_RESTRICT scores) {
+  const typename Elements::T* rows[4] = {k(key), k(key + 1), k(key + 2), k(key + 3)};
+  VecGrid<kRows, 4> sums;
+  OCTAVO_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    OCTAVO_UNROLL
+    for (int j = 0; j < 4; ++j) sums[r][j] = hn::Zero(d);
+  }
+  std::int64_t at = 0;
+  for (; at + kLanes <= dim; at += kLanes) {
+    VecRow<kRows> queries;
+    OCTAVO_UNROLL
+    for (int r = 0; r < kRows; ++r) queries[r] = hn::Load(d, q + r * q_stride + at);
+    OCTAVO_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const FloatVec keys = Elements::load(d, rows[j] + at);
+      OCTAVO_UNROLL
+      for (int r = 0; r < kRows; ++r) sums[r][j] = hn::MulAdd(queries[r], keys, sums[r][j]);
+    }
+  }
+  if (at < dim) {
+    OCTAVO_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const FloatVec keys = load_tail<Elements>(d, rows[j] + at, dim - at);
+      OCTAVO_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        sums[r][j] = hn::MulAdd(hn::Load(d, q + r * q_stride + at), keys, sums[r][j]);
+      }
+    }
+  }
+  OCTAVO_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    store_sums(d, sums[r][0], sums[r][1], sums[r][2], sums[r][3], scores + r * kKeyTile + key);
+  }
+}
+
+// Scores of kRows rows against keys [begin, end) of the tile, rounded outwards to fours.
+template <class Elements, int kRows, class Rows>
+HWY_NOINLINE void score_direct(const float* q, std::int64_t q_stride, const Rows& k,
+                               std::int64_t begin, std::int64_t end, std::int64_t dim,
+                               float* scores) {
+  const FloatTag d;
+  for (std::int64_t key = begin & ~std::int64_t{3}; key < end; key += 4) {
+    dot_four_keys<Elements, kRows>(d, q, q_stride, k, key, dim, scores);
+  }
+}
+
+// Scores of kPackedRows interleaved rows of q against a whole packed tile.
+HWY_NOINLINE inline void score_packed(const float* HWY_RESTRICT q, const float* HWY_RESTRICT k,
+                                      std::int64_t dim, float* HWY_RESTRICT scores) {
+  const FloatTag d;
+  constexpr std::int64_t kStep = kPackedVectors * kLanes;
+  for (std::int64_t key = 0; key < kKeyTile; key += kStep) {
+    FloatVec sums[kPackedRows][kPackedVectors];
+    OCTAVO_UNROLL
+    for (int r = 0; r < kPackedRows; ++r) {
+      OCTAVO_UNROLL
+      for (int c = 0; c < kPackedVectors; ++c) sums[r][c] = hn::Zero(d);
+    }
+    for (std::int64_t i = 0; i < dim; ++i) {
+      FloatVec keys[kPackedVectors];
+      OCTAVO_UNROLL
+      for (int c = 0; c < kPackedVectors; ++c) {
+        keys[c] = hn::Load(d, k + i * kKeyTile + key + c * kLanes);
+      }
+      OCTAVO_UNROLL
+      for (int r = 0; r < kPackedRows; ++r) {
+        const FloatVec query = hn::Set(d, q[i * kPackedRows + r]);
+        OCTAVO_UNROLL
+        for (int c = 0; c < kPackedVectors; ++c) {
+          sums[r][c] = hn::MulAdd(query, keys[c], sums[r][c]);
+        }
+      }
+    }
+    OCTAVO_UNROLL
+    for (int r = 0; r < kPackedRows; ++r) {
+      OCTAVO_UNROLL
+      for (int c = 0; c < kPackedVectors; ++c) {
+        hn::Store(sums[r][c], d, scores + r * kKeyTile + key + c * kLanes);
+      }
+    }
+  }
+}
+
+// What becomes of the weighted sums of a tile.
+enum class Sums {
+  Merge,  // to = to * factors + sums
+  Extend  // to continues: sums start from it and go back to it
+};
+
+// kRows rows of weights times keys [begin, end), kVectors vectors of dims from `at` on.
+template <class Elements, Sums kSums, int kRows, int kVectors, bool kTail, class Rows>
+HWY_INLINE void weigh_dims(FloatTag d, const float* HWY_RESTRICT weights, const Rows& v,
+                           std::int64_t begin, std::int64_t end, std::int64_t at, std::int64_t tail,
+                           const float* factors, float* HWY_RESTRICT to, std::int64_t to_stride) {
+  VecGrid<kRows, kVectors> sums;
+  OCTAVO_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    OCTAVO_UNROLL
+    for (int c = 0; c < kVectors; ++c) {
+      sums[r][c] =
+          kSums == Sums::Extend ? hn::Load(d, to + r * to_stride + at + c * kLanes) : hn::Zero(d);
+    }
+  }
+  for (std::int64_t key = begin; key < end; ++key) {
+    const typename Elements::T* row = v(key) + at;
+    VecRow<kVectors> values;
+    OCTAVO_UNROLL
+    for (int c = 0; c < kVectors; ++c) {
+      values[c] = kTail ? load_tail<Elements>(d, row, tail) : Elements::load(d, row + c * kLanes);
+    }
+    OCTAVO_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const FloatVec weight = hn::Set(d, weights[r * kKeyTile + key]);
+      OCTAVO_UNROLL
+      for (int c = 0; c < kVectors; ++c) sums[r][c] = hn::MulAdd(weight, values[c], sums[r][c]);
+    }
+  }
+  OCTAVO_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    OCTAVO_UNROLL
+    for (int c = 0; c < kVectors; ++c) {
+      float* place = to + r * to_stride + at + c * kLanes;
+      if (kSums == Sums::Merge) {
+        sums[r][c] = hn::MulAdd(hn::Load(d, place), hn::Set(d, factors[r]), sums[r][c]);
+      }
+      hn::Store(sums[r][c], d, place);
+    }
+  }
+}
+
+template <class Elements, Sums kSums, int kRows, int kVectors, class Rows>
+HWY_NOINLINE void weigh(const float* weights, const Rows& v, std::int64_t begin, std::int64_t end,
+                        std::int64_t dim, const float* factors, float* to, std::int64_t to_stride) {
+  const FloatTag d;
+  std::int64_t at = 0;
+  for (; at + kVectors * kLanes <= dim; at += kVectors * kLanes) {
+    weigh_dims<Elements, kSums, kRows, kVectors, false>(d, weights, v, begin, end, at, 0, factors,
+                                                        to, to_stride);
+  }
+  for (; at + kLanes <= dim; at += kLanes) {
+    weigh_dims<Elements, kSums, kRows, 1, false>(d, weights, v, begin, end, at, 0, factors, to,
+                                                 to_stride);
+  }
+  if (at < dim) {
+    weigh_dims<Elements, kSums, kRows, 1, true>(d, weights, v, begin, end, at, dim - at, factors,
+                                                to, to_stride);
+  }
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// Writes the 128-bit blocks of a vector to `to`, four rows of the packed tile apart.
+template <class D, class V>
+HWY_INLINE void store_blocks(D d, V v, float* to) {
+  if constexpr (hn::MaxLanes(D()) <= 4) {
+    hn::StoreU(v, d, to);
+  } else {
+    const hn::Half<D> half;
+    store_blocks(half, hn::LowerHalf(half, v), to);
+    store_blocks(half, hn::UpperHalf(half, v),
+                 to + static_cast<std::int64_t>(hn::MaxLanes(half)) * kKeyTile);
+  }
+}
+#endif
+
+// Packs K to [dim, kKeyTile]: 4 x 4 transposes inside the 128-bit blocks.
+template <class Elements, class Rows>
+HWY_NOINLINE void pack_keys(const Rows& k, std::int64_t dim, float* to) {
+  const FloatTag d;
+  for (std::int64_t key = 0; key < kKeyTile; key += 4) {
+    for (std::int64_t at = 0; at < dim; at += kLanes) {
+      FloatVec in[4];
+      OCTAVO_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const typename Elements::T* row = k(key + j) + at;
+        in[j] = dim - at >= kLanes ? Elements::load(d, row) : load_tail<Elements>(d, row, dim - at);
+      }
+      float* place = to + at * kKeyTile + key;
+#if HWY_TARGET == HWY_SCALAR
+      for (int j = 0; j < 4; ++j) hn::Store(in[j], d, place + j);
+#else
+      const FloatVec low02 = hn::InterleaveLower(d, in[0], in[2]);
+      const FloatVec high02 = hn::InterleaveUpper(d, in[0], in[2]);
+      const FloatVec low13 = hn::InterleaveLower(d, in[1], in[3]);
+      const FloatVec high13 = hn::InterleaveUpper(d, in[1], in[3]);
+      store_blocks(d, hn::InterleaveLower(d, low02, low13), place);
+      store_blocks(d, hn::InterleaveUpper(d, low02, low13), place + kKeyTile);
+      store_blocks(d, hn::InterleaveLower(d, high02, high13), place + 2 * kKeyTile);
+      store_blocks(d, hn::InterleaveUpper(d, high02, high13), place + 3 * kKeyTile);
+#endif
+    }
+  }
+}
+
+// Packs rows [begin, end) of V densely, zero-padded to whole vectors.
+template <class Elements, class Rows>
+HWY_NOINLINE void pack_values(const Rows& v, std::int64_t begin, std::int64_t end, std::int64_t dim,
+                              float* to, std::int64_t to_stride) {
+  const FloatTag d;
+  for (std::int64_t key = begin; key < end; ++key) {
+    const typename Elements::T* row = v(key);
+    float* place = to + key * to_stride;
+    std::int64_t at = 0;
+    for (; at + kLanes <= dim; at += kLanes) hn::Store(Elements::load(d, row + at), d, place + at);
+    if (at < dim) hn::Store(load_tail<Elements>(d, row + at, dim - at), d, place + at);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace octavo::kernels::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
