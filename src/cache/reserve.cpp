@@ -43,7 +43,7 @@ std::int32_t SequenceStore::tile_end(std::int32_t len) const {
   return page_begin + static_cast<std::int32_t>(std::min<std::int64_t>(in_page, config_.page_size));
 }
 
-/// Fills reservations_ and returns the pages that they need.
+/// Fills listing_ and returns the pages that they need.
 std::int64_t SequenceStore::list_step(std::span<const SequenceStep> step, Shortage& shortage) {
   ++stamp_;
   std::int64_t pages_needed = 0;
@@ -61,7 +61,7 @@ std::int64_t SequenceStore::list_step(std::span<const SequenceStep> step, Shorta
     }
     Sequence& s = sequence(row);
     if (s.step_stamp == stamp_) {
-      abandon_listing();
+      abandon(listing_);
       check_repeats(step);
     }
     s.step_stamp = stamp_;
@@ -95,18 +95,18 @@ std::int64_t SequenceStore::list_step(std::span<const SequenceStep> step, Shorta
       r.first_entry = std::min(s.first_dirty, first_page);
       pages_needed += base::ceil_div(r.new_len, config_.page_size) - s.num_pages;
     }
-    reservations_.push_back(r);
+    listing_.push_back(r);
   }
   return pages_needed;
 }
 
 /// Takes list_step back.
-void SequenceStore::abandon_listing() {
-  for (auto r = reservations_.rbegin(); r != reservations_.rend(); ++r) {
+void SequenceStore::abandon(std::vector<Reservation>& lines) {
+  for (auto r = lines.rbegin(); r != lines.rend(); ++r) {
     if (r->copied_page >= 0) pool_.share(r->copied_page);
     if (r->started) end_sequence(r->row);
   }
-  reservations_.clear();
+  lines.clear();
 }
 
 void SequenceStore::take_pages(Reservation& r) {
@@ -132,13 +132,13 @@ void SequenceStore::take_pages(Reservation& r) {
 
 std::unique_ptr<Shortage> SequenceStore::reserve(std::span<const SequenceStep> step) {
   check_counts(step);
-  reservations_.clear();
+  listing_.clear();  // not reservations_, which a step that fails must leave to undo
   Shortage shortage;
   const auto seqs_free = static_cast<std::int64_t>(free_rows_.size());
   const std::int64_t pages_needed = list_step(step, shortage);
   const bool enough_seqs = shortage.seqs_wanted <= seqs_free;
   if (!enough_seqs || shortage.too_long || pages_needed > pool_.num_free()) {
-    abandon_listing();
+    abandon(listing_);
     if (!enough_seqs) check_repeats(step);
     shortage.seqs_free = seqs_free;
     shortage.max_seq_len = config_.max_seq_len;
@@ -146,8 +146,9 @@ std::unique_ptr<Shortage> SequenceStore::reserve(std::span<const SequenceStep> s
     return std::make_unique<Shortage>(std::move(shortage));
   }
   past_num_copies_ = pending_copies_.size();
-  make_room_for_copies(reservations_.size());  // before the first change, since it may allocate
-  for (Reservation& r : reservations_) take_pages(r);
+  make_room_for_copies(listing_.size());  // before the first change, since it may allocate
+  for (Reservation& r : listing_) take_pages(r);
+  reservations_.swap(listing_);
   changed(true);
   return nullptr;
 }
@@ -187,7 +188,7 @@ void SequenceStore::undo_reservation() {
     s.first_dirty = r->past_first_dirty;
     s.stale_tail = r->past_stale_tail;
   }
-  abandon_listing();
+  abandon(reservations_);
   pending_copies_.resize(past_num_copies_);
   changed(false);
 }

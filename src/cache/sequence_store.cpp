@@ -24,6 +24,7 @@ SequenceStore::SequenceStore(const StoreConfig& config)
     free_rows_[i] = config.max_num_seqs - 1 - static_cast<std::int32_t>(i);
   }
   reservations_.reserve(free_rows_.size());
+  listing_.reserve(free_rows_.size());
   pending_copies_.reserve(free_rows_.size());
 }
 

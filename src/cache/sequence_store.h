@@ -124,7 +124,7 @@ class SequenceStore {
   void check_counts(std::span<const SequenceStep> step) const;
   void check_repeats(std::span<const SequenceStep> step) const;
   std::int64_t list_step(std::span<const SequenceStep> step, Shortage& shortage);
-  void abandon_listing();
+  void abandon(std::vector<Reservation>& lines);
   void take_pages(Reservation& line);
   [[nodiscard]] std::int32_t tile_end(std::int32_t len) const;
   void fill_pages_shortage(Shortage& shortage, std::int64_t wanted) const;
@@ -139,7 +139,8 @@ class SequenceStore {
   std::vector<std::int32_t> free_rows_;  // a stack
   std::unique_ptr<std::int32_t[]>
       table_;  // [max_num_seqs, max_pages_per_seq], read up to num_pages only
-  std::vector<Reservation> reservations_;
+  std::vector<Reservation> reservations_;  // of the newest step
+  std::vector<Reservation> listing_;       // of one that is being reserved
   std::vector<PageCopy> pending_copies_;
   std::size_t past_num_copies_ = 0;  // pending before the newest reservation
   std::uint64_t version_ = 0;

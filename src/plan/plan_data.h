@@ -29,9 +29,9 @@ struct PlanData {
   std::vector<std::int32_t> clear_lens;
   std::vector<PageCopy> copies;
 
-  /// Schedules of this step, made when first asked for, one for each shape that its layers use. Not
-  /// part of what the plan says: they follow from it. Used by the thread that the cache belongs to.
-  mutable std::vector<plan::Schedule> schedules;
+  /// Follows from the rest, so it is no part of what the plan says. Used by the thread that the
+  /// cache belongs to.
+  mutable plan::ScheduleSet schedules;
 };
 
 }  // namespace octavo::detail

@@ -69,4 +69,17 @@ void make_schedule(std::span<const std::int32_t> token_offsets,
   }
 }
 
+const Schedule& ScheduleSet::get(std::span<const std::int32_t> token_offsets,
+                                 std::span<const std::int32_t> kv_lens,
+                                 const ScheduleShape& shape) {
+  for (std::size_t i = 0; i < num_used_; ++i) {
+    if (schedules_[i].shape == shape) return schedules_[i];
+  }
+  if (num_used_ == schedules_.size()) schedules_.emplace_back();
+  Schedule& schedule = schedules_[num_used_];
+  make_schedule(token_offsets, kv_lens, shape, schedule);
+  ++num_used_;
+  return schedule;
+}
+
 }  // namespace octavo::plan

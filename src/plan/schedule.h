@@ -53,6 +53,21 @@ void make_schedule(std::span<const std::int32_t> token_offsets,
                    std::span<const std::int32_t> kv_lens, const ScheduleShape& shape,
                    Schedule& schedule);
 
+/// The schedules of one step, one for each shape that its layers use. Forgetting them keeps their
+/// memory.
+class ScheduleSet {
+ public:
+  /// The schedule of a shape, made when first asked for. Lengths as for make_schedule, the same at
+  /// each call since `clear`.
+  const Schedule& get(std::span<const std::int32_t> token_offsets,
+                      std::span<const std::int32_t> kv_lens, const ScheduleShape& shape);
+  void clear() { num_used_ = 0; }
+
+ private:
+  std::vector<Schedule> schedules_;
+  std::size_t num_used_ = 0;
+};
+
 /// The most key tiles that any q tile of a sequence sees.
 std::int64_t max_visible_tiles(std::int32_t new_tokens, std::int32_t kv_len,
                                const ScheduleShape& shape);

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/layer.h"
+
+#include <string>
+
+#include "base/error.h"
+
+namespace octavo::api {
+
+kernels::AppendParams append_params(const AttentionConfig& config, const LayerInputs& inputs,
+                                    const StepShape& shape, const kernels::StepBatch& batch,
+                                    const kernels::KvPages& pages) {
+  kernels::AppendParams params;
+  params.batch = batch;
+  params.kv = pages;
+  params.k = inputs.k.data;
+  params.v = inputs.v.data;
+  params.k_dtype = inputs.k.dtype;
+  params.v_dtype = inputs.v.dtype;
+  params.k_layout = token_layout("k", inputs.k, shape, config.num_kv_heads, config.head_dim, false);
+  params.v_layout =
+      token_layout("v", inputs.v, shape, config.num_kv_heads, config.head_dim_v, false);
+  params.num_kv_heads = config.num_kv_heads;
+  params.head_dim = config.head_dim;
+  params.head_dim_v = config.head_dim_v;
+  params.rope = rope_params(inputs, config.head_dim, batch);
+  params.num_threads = config.num_threads;
+  return params;
+}
+
+kernels::AttendParams attend_params(const AttentionConfig& config, const LayerInputs& inputs,
+                                    const StepShape& shape, const kernels::StepBatch& batch,
+                                    const kernels::KvPages& pages, const TensorView& out,
+                                    const TensorView* lse) {
+  kernels::AttendParams params;
+  params.batch = batch;
+  params.kv = pages;
+  params.num_q_heads = config.num_q_heads;
+  params.num_kv_heads = config.num_kv_heads;
+  params.head_dim = config.head_dim;
+  params.head_dim_v = config.head_dim_v;
+  params.q = inputs.q.data;
+  params.q_dtype = inputs.q.dtype;
+  params.q_layout = token_layout("q", inputs.q, shape, config.num_q_heads, config.head_dim, false);
+  params.out = out.data;
+  params.out_dtype = out.dtype;
+  params.out_layout = token_layout("out", out, shape, config.num_q_heads, config.head_dim_v, true);
+  if (out.dtype != DType::F32 && out.dtype != inputs.q.dtype) {
+    base::throw_mismatch("out.dtype", fmt::format("f32 or {} (q's)", to_string(inputs.q.dtype)),
+                         to_string(out.dtype));
+  }
+  set_lse(lse, params);
+  params.scale = config.softmax_scale;
+  params.softcap = config.softcap;
+  params.causal = config.mask == Mask::Causal;
+  params.window_left = config.window.left;
+  params.window_right = config.window.right;
+  params.sinks = inputs.sinks;
+  params.alibi_slopes = inputs.alibi_slopes;
+  params.rope = rope_params(inputs, config.head_dim, batch);
+  params.num_threads = config.num_threads;
+  return params;
+}
+
+dispatch::Request attend_request(const AttentionConfig& config, const kernels::AttendParams& params,
+                                 Device device) {
+  dispatch::Request request = dispatch::make_request(config, params.kv.dtype, device);
+  request.q_dtype = params.q_dtype;
+  request.dense_cache_rows = (params.kv.k.dim_stride == 1 || config.head_dim == 1) &&
+                             (params.kv.v.dim_stride == 1 || config.head_dim_v == 1);
+  request.dense_token_rows = (params.q_layout.dim_stride == 1 || config.head_dim == 1) &&
+                             (params.out_layout.dim_stride == 1 || config.head_dim_v == 1);
+  return request;
+}
+
+}  // namespace octavo::api

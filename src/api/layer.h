@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// A validated layer call: the part that attention over our own cache and over the caller's have in
+// common.
+#pragma once
+
+#include <octavo/attention.h>
+
+#include "api/tensors.h"
+#include "dispatch/features.h"
+#include "kernels/params.h"
+
+namespace octavo::api {
+
+/// Checks k, v and RoPE. Throws InvalidArgument.
+kernels::AppendParams append_params(const AttentionConfig& config, const LayerInputs& inputs,
+                                    const StepShape& shape, const kernels::StepBatch& batch,
+                                    const kernels::KvPages& pages);
+
+/// Checks q, out, lse and RoPE. Throws InvalidArgument.
+kernels::AttendParams attend_params(const AttentionConfig& config, const LayerInputs& inputs,
+                                    const StepShape& shape, const kernels::StepBatch& batch,
+                                    const kernels::KvPages& pages, const TensorView& out,
+                                    const TensorView* lse);
+
+/// What the call asks of a backend.
+dispatch::Request attend_request(const AttentionConfig& config, const kernels::AttendParams& params,
+                                 Device device);
+
+}  // namespace octavo::api

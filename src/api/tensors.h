@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks the caller's tensors against what a step implies, and turns them into the kernels'
+// layouts.
+#pragma once
+
+#include <octavo/attention.h>
+#include <octavo/tensor.h>
+
+#include <cstdint>
+
+#include "kernels/params.h"
+
+namespace octavo::api {
+
+/// What the tensors of a step must hold.
+struct StepShape {
+  TensorFormat format = TensorFormat::Thd;
+  std::int32_t num_seqs = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t max_new_tokens = 0;
+};
+
+/// Checks device, dtype, rank and shape of q, k, v or out, and that data is there where elements
+/// are. Throws InvalidArgument naming `name`. `writable` tensors must not map two elements to one
+/// place.
+kernels::TokenLayout token_layout(const char* name, const ConstTensorView& tensor,
+                                  const StepShape& step, std::int32_t num_heads, std::int32_t dim,
+                                  bool writable);
+
+/// Checks an LSE tensor and writes its fields of `params`; null is none.
+void set_lse(const TensorView* lse, kernels::AttendParams& params);
+
+/// Checks a tensor's device, dtypes, rank and data. `name` is for messages.
+void check_tensor(const char* name, const ConstTensorView& tensor, std::int32_t rank);
+void check_extent(const char* name, const ConstTensorView& tensor, std::int32_t axis,
+                  std::int64_t wanted);
+void check_writable(const char* name, const ConstTensorView& tensor);
+
+/// Checks RoPE and its positions against a step (lengths are on the host).
+kernels::RopeParams rope_params(const LayerInputs& inputs, std::int32_t head_dim,
+                                const kernels::StepBatch& batch);
+
+}  // namespace octavo::api

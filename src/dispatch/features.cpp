@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dispatch/features.h"
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "kernels/cpu/config.h"
+
+namespace octavo::dispatch {
+namespace {
+
+constexpr std::array<Backend, 5> kPreference = {Backend::Flash3, Backend::Flash2, Backend::Fused,
+                                                Backend::Cpu, Backend::Unfused};
+
+bool is_float(DType dtype) {
+  return dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16;
+}
+
+/// One feature: whether a request needs it, whether a backend has it, and its name.
+struct Feature {
+  bool (*needed)(const Request&);
+  bool (*has)(Backend, const Request&);
+  std::string (*name)(const Request&);
+};
+
+bool always(const Request& /*request*/) { return true; }
+
+// Both host backends stand in the same column: they differ only where a row asks for the backend.
+constexpr std::array kFeatures = {
+    Feature{always, [](Backend backend, const Request&) { return is_compiled(backend); },
+            [](const Request&) { return std::string("compiled into this build"); }},
+    Feature{always, [](Backend, const Request& r) { return r.device == DeviceType::Cpu; },
+            [](const Request& r) { return fmt::format("device {}", to_string(r.device)); }},
+    Feature{[](const Request& r) { return r.compute != Compute::Same; },
+            [](Backend, const Request&) { return false; },
+            [](const Request& r) { return fmt::format("compute {}", to_string(r.compute)); }},
+    Feature{
+        always, [](Backend, const Request& r) { return is_float(r.cache_dtype); },
+        [](const Request& r) { return fmt::format("cache dtype {}", to_string(r.cache_dtype)); }},
+    Feature{[](const Request& r) { return r.q_dtype.has_value(); },
+            [](Backend, const Request& r) { return is_float(*r.q_dtype); },
+            [](const Request& r) { return fmt::format("q dtype {}", to_string(*r.q_dtype)); }},
+    Feature{always,
+            [](Backend, const Request& r) {
+              return r.head_dim <= kernels::cpu::kMaxHeadDim &&
+                     r.head_dim_v <= kernels::cpu::kMaxHeadDim;
+            },
+            [](const Request& r) {
+              return fmt::format("head_dim {}, head_dim_v {}", r.head_dim, r.head_dim_v);
+            }},
+    Feature{[](const Request& r) { return !r.dense_cache_rows; },
+            [](Backend backend, const Request&) { return backend == Backend::Unfused; },
+            [](const Request&) {
+              return std::string("a last axis of K or V with a stride other than 1");
+            }},
+    Feature{[](const Request& r) { return !r.dense_token_rows; },
+            [](Backend backend, const Request&) { return backend == Backend::Unfused; },
+            [](const Request&) {
+              return std::string("a last axis of q or out with a stride other than 1");
+            }},
+};
+
+std::string joined(const std::vector<std::string>& words) {
+  return words.empty() ? std::string("none") : fmt::format("{}", fmt::join(words, ", "));
+}
+
+std::string refusal_text(const Support& support) {
+  return fmt::format("backend {}: required: {}; supported: {}; missing: {}",
+                     to_string(support.backend), joined(support.required),
+                     joined(support.supported), joined(support.missing));
+}
+
+std::string compiled_names() {
+  std::vector<std::string> names;
+  for (const Backend backend : kPreference) {
+    if (is_compiled(backend)) names.emplace_back(to_string(backend));
+  }
+  return joined(names);
+}
+
+}  // namespace
+
+Request make_request(const AttentionConfig& config, DType cache_dtype, Device device) {
+  Request request;
+  request.device = device.type;
+  request.cache_dtype = cache_dtype;
+  request.compute = config.compute;
+  request.head_dim = config.head_dim;
+  request.head_dim_v = config.head_dim_v;
+  return request;
+}
+
+std::span<const Backend> preference() { return kPreference; }
+
+bool is_compiled(Backend backend) { return backend == Backend::Cpu || backend == Backend::Unfused; }
+
+bool can_run(Backend backend, const Request& request) {
+  for (const Feature& feature : kFeatures) {
+    if (feature.needed(request) && !feature.has(backend, request)) return false;
+  }
+  return true;
+}
+
+Support explain(Backend backend, const Request& request) {
+  Support support;
+  support.backend = backend;
+  for (const Feature& feature : kFeatures) {
+    if (!feature.needed(request)) continue;
+    const std::string name = feature.name(request);
+    support.required.push_back(name);
+    (feature.has(backend, request) ? support.supported : support.missing).push_back(name);
+  }
+  support.ok = support.missing.empty();
+  return support;
+}
+
+Backend choose(Backend wanted, const Request& request) {
+  if (wanted != Backend::Auto) {
+    if (can_run(wanted, request)) return wanted;
+    if (!is_compiled(wanted)) {
+      throw Error(ErrorCode::NotCompiled,
+                  refusal_text(explain(wanted, request)) + "; compiled: " + compiled_names());
+    }
+    throw Error(ErrorCode::Unsupported, refusal_text(explain(wanted, request)));
+  }
+  for (const Backend backend : kPreference) {
+    if (can_run(backend, request)) return backend;
+  }
+  std::string text = "no backend can run this";
+  for (const Backend backend : kPreference) {
+    if (is_compiled(backend)) text += "; " + refusal_text(explain(backend, request));
+  }
+  throw Error(ErrorCode::Unsupported, text);
+}
+
+Explanation explain_all(Backend wanted, const Request& request) {
+  Explanation explanation;
+  for (const Backend backend : kPreference)
+    explanation.backends.push_back(explain(backend, request));
+  for (const Support& support : explanation.backends) {
+    const bool candidate = wanted == Backend::Auto || support.backend == wanted;
+    if (candidate && support.ok && explanation.chosen == Backend::Auto)
+      explanation.chosen = support.backend;
+  }
+  if (explanation.chosen == Backend::Auto) {
+    explanation.reason = wanted == Backend::Auto
+                             ? "no backend can run this"
+                             : fmt::format("{} was named and cannot run this", to_string(wanted));
+  } else {
+    explanation.reason = wanted == Backend::Auto
+                             ? "the first in order of preference that can run this"
+                             : "it was named";
+  }
+  return explanation;
+}
+
+}  // namespace octavo::dispatch
+
+namespace octavo {
+
+std::string Explanation::to_string() const {
+  std::string text = fmt::format(
+      "chosen: {} ({})\n", chosen == Backend::Auto ? "none" : octavo::to_string(chosen), reason);
+  for (const Support& support : backends) {
+    text += support.ok ? fmt::format("  {}: can run this\n", octavo::to_string(support.backend))
+                       : fmt::format("  {}: missing {}\n", octavo::to_string(support.backend),
+                                     fmt::join(support.missing, ", "));
+  }
+  return text;
+}
+
+}  // namespace octavo

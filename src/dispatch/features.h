@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The feature table: what a step needs, and which backend has it. One walk over the table answers
+// both "can this backend run it" (cheap, for every layer call) and "why not" (with words, for
+// refusals and explain).
+#pragma once
+
+#include <octavo/attention.h>
+#include <octavo/backend.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace octavo::dispatch {
+
+/// What is asked of a backend. Fields that are not known yet (no tensors seen) ask for nothing.
+struct Request {
+  DeviceType device = DeviceType::Cpu;
+  DType cache_dtype = DType::F32;
+  std::optional<DType> q_dtype;
+  Compute compute = Compute::Same;
+  std::int32_t head_dim = 0;
+  std::int32_t head_dim_v = 0;
+  bool dense_cache_rows = true;  ///< The last axis of K and V has stride 1.
+  bool dense_token_rows = true;  ///< The same for q and the output.
+};
+
+/// The request of a configuration, before any tensor is seen.
+Request make_request(const AttentionConfig& config, DType cache_dtype, Device device);
+
+/// All backends in order of preference.
+std::span<const Backend> preference();
+
+/// Whether this build has the backend.
+bool is_compiled(Backend backend);
+
+bool can_run(Backend backend, const Request& request);
+Support explain(Backend backend, const Request& request);
+
+/// The backend to take: `wanted`, or under Auto the first that can run it. Throws NotCompiled or
+/// Unsupported with required, supported and missing features.
+Backend choose(Backend wanted, const Request& request);
+
+/// What every backend says, and what choose would take.
+Explanation explain_all(Backend wanted, const Request& request);
+
+}  // namespace octavo::dispatch

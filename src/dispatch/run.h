@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs what has been validated: picks the backend, makes schedule and workspace, calls the kernels.
+#pragma once
+
+#include <octavo/types.h>
+
+#include "device/host_buffer.h"
+#include "dispatch/features.h"
+#include "kernels/cpu/kernels.h"
+#include "kernels/params.h"
+#include "plan/schedule.h"
+
+namespace octavo::dispatch {
+
+/// Attends with the backend named (never Auto). `schedules` are the step's,
+/// `workspace` the cache's; both grow when something larger than ever is asked of them.
+void attend(Backend backend, bool batch_invariant, const kernels::AttendParams& params,
+            plan::ScheduleSet& schedules, device::HostBuffer& workspace);
+
+void append(const kernels::AppendParams& params);
+
+void merge(const kernels::cpu::MergeParams& params);
+
+}  // namespace octavo::dispatch
