@@ -3,6 +3,7 @@
 
 #include "testing/free_slots.h"
 #include "testing/input_error.h"
+#include "testing/random.h"
 
 #include <octavo/attention.h>
 #include <octavo/cache.h>
@@ -11,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace octavo::testkit {
@@ -63,6 +65,7 @@ class Replay {
         free_slots_(cache_) {}
 
   void run() {
+    if (options_.scramble != 0) scramble();
     const std::size_t num_steps = layers_.front().steps.size();
     for (std::size_t step_idx = 0; step_idx < num_steps; ++step_idx) {
       const StepPlan plan = prepare(layers_.front().steps[step_idx], step_idx);
@@ -84,6 +87,22 @@ class Replay {
   }
 
  private:
+  // Takes all pages, one by one for random sequences, and gives them back in random order.
+  void scramble() {
+    Random random(options_.scramble);
+    const CacheConfig& config = cache_.config();
+    std::vector<SequenceId> ids;
+    while (true) {
+      const SequenceId id = random.integer(1, config.max_num_seqs);
+      const std::int64_t tokens = std::min<std::int64_t>(config.page_size, config.max_seq_len);
+      const PlanOutcome outcome = cache_.plan({{id, tokens}});
+      if (!outcome) break;
+      cache_.begin(outcome.plan());
+      if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
+    }
+    for (const SequenceId id : ids) cache_.release(id);
+  }
+
   // Release, fork, truncate, plan.
   StepPlan prepare(const CaseStep& step, std::size_t step_idx) {
     for (const SequenceId id : step.release) cache_.release(id);

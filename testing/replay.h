@@ -23,8 +23,9 @@ struct ReplayOptions {
   std::optional<std::int32_t> page_size;  ///< Likewise.
   std::optional<DType> out_dtype;         ///< Instead of the dtype of q.
   bool batch_invariant = false;
-  bool poison = true;      ///< NaN in every slot that holds no token.
-  bool in_halves = false;  ///< Calls append, then attend, instead of forward.
+  std::uint64_t scramble = 0;  ///< Not 0: hands the pages out in an order that this seeds.
+  bool poison = true;          ///< NaN in every slot that holds no token.
+  bool in_halves = false;      ///< Calls append, then attend, instead of forward.
   bool keep_outputs = false;
 };
 
