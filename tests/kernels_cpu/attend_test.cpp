@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Both CPU attentions against the float64 oracle.
+#include <gtest/gtest.h>
+
+#include "kernels/cpu/kernels.h"
+#include "kernels_cpu/problem.h"
+
+namespace octavo::test {
+namespace {
+
+struct Named {
+  const char* name;
+  Problem problem;
+};
+
+void PrintTo(const Named& named, std::ostream* to) { *to << named.name; }
+
+// A mixed batch: prefill, decode, a chunk, an idle sequence, a speculative step.
+std::vector<Lengths> mixed() { return {{70, 70}, {200, 1}, {131, 40}, {9, 0}, {64, 4}, {1, 1}}; }
+
+Problem with_dims(std::int32_t dim, std::int32_t dim_v, std::int32_t q_heads = 4,
+                  std::int32_t kv_heads = 2) {
+  Problem p;
+  p.sequences = mixed();
+  p.head_dim = dim;
+  p.head_dim_v = dim_v;
+  p.num_q_heads = q_heads;
+  p.num_kv_heads = kv_heads;
+  return p;
+}
+
+std::vector<Named> problems() {
+  std::vector<Named> all;
+  const auto add = [&](const char* name, const Problem& base, auto change) {
+    Problem p = base;
+    change(p);
+    all.push_back({name, p});
+  };
+  const auto as_is = [](Problem&) {};
+  const Problem plain = with_dims(64, 64);
+  add("dim1", with_dims(1, 1), as_is);
+  add("dim3", with_dims(3, 3), as_is);
+  add("dim7", with_dims(7, 5), as_is);
+  add("dim8", with_dims(8, 8), as_is);
+  add("dim64", plain, as_is);
+  add("dim80", with_dims(80, 80), as_is);
+  add("dim96", with_dims(96, 96), as_is);
+  add("dim128", with_dims(128, 128), as_is);
+  add("dim192_128", with_dims(192, 128), as_is);
+  add("dim64_100", with_dims(64, 100), as_is);
+  add("dim256", with_dims(256, 256), as_is);
+  add("dim576_512", with_dims(576, 512, 2, 1), as_is);
+  add("dim576_576", with_dims(576, 576, 2, 1), as_is);
+  add("group1", with_dims(32, 32, 3, 3), as_is);
+  add("group3", with_dims(64, 64, 9, 3), as_is);
+  add("group7", with_dims(32, 32, 7, 1), as_is);
+  add("group8", with_dims(32, 32, 8, 1), as_is);
+  add("group12", with_dims(32, 32, 24, 2), as_is);
+  add("group17", with_dims(16, 16, 17, 1), as_is);
+  add("group200", with_dims(8, 8, 200, 1), as_is);
+  add("bshd", plain, [](Problem& p) { p.format = TensorFormat::Bshd; });
+  add("sbhd", plain, [](Problem& p) { p.format = TensorFormat::Sbhd; });
+  add("full", plain, [](Problem& p) { p.causal = false; });
+  add("window_left", plain, [](Problem& p) { p.window = {20, -1}; });
+  add("window_zero", plain, [](Problem& p) { p.window = {0, 0}; });
+  add("window_both_full", plain, [](Problem& p) {
+    p.causal = false;
+    p.window = {8, 5};
+  });
+  add("window_right_full", plain, [](Problem& p) {
+    p.causal = false;
+    p.window = {-1, 70};
+  });
+  add("softcap", plain, [](Problem& p) {
+    p.softcap = 20.0F;
+    p.magnitude = 2.0;
+  });
+  add("alibi", plain, [](Problem& p) { p.alibi = true; });
+  add("sinks", plain, [](Problem& p) { p.sinks = true; });
+  add("scale", plain, [](Problem& p) { p.scale = 0.3F; });
+  add("negative_scale", plain, [](Problem& p) { p.scale = -0.2F; });
+  add("everything", plain, [](Problem& p) {
+    p.causal = false;
+    p.window = {100, 3};
+    p.softcap = 5.0F;
+    p.alibi = true;
+    p.sinks = true;
+    p.rope = Rope{};
+    p.split_tiles = 1;
+  });
+  add("rope_half", plain, [](Problem& p) { p.rope = Rope{}; });
+  add("rope_interleaved_partial", plain, [](Problem& p) {
+    p.rope = Rope{.style = RopeStyle::Interleaved, .rotary_dim = 32, .base = 500.0};
+  });
+  add("contiguous", plain, [](Problem& p) { p.page_size = 0; });
+  add("page1", plain, [](Problem& p) { p.page_size = 1; });
+  add("page7", plain, [](Problem& p) { p.page_size = 7; });
+  add("splits", plain, [](Problem& p) { p.split_tiles = 1; });
+  add("splits_window", plain, [](Problem& p) {
+    p.split_tiles = 1;
+    p.window = {90, -1};
+  });
+  add("no_keys", plain, [](Problem& p) { p.sequences = {{0, 3}, {0, 0}, {2, 5}}; });
+  add("no_sequences", plain, [](Problem& p) { p.sequences = {}; });
+  add("no_keys_full", plain, [](Problem& p) {
+    p.causal = false;
+    p.sequences = {{0, 3}, {0, 0}, {2, 5}};
+  });
+  add("long", with_dims(64, 64, 6, 2), [](Problem& p) {
+    p.sequences = {{8192, 1}, {5000, 3}};
+    p.split_tiles = 20;
+  });
+  add("long_unsplit", with_dims(128, 128, 2, 1), [](Problem& p) { p.sequences = {{8192, 1}}; });
+  add("long_packed", with_dims(128, 128, 2, 1), [](Problem& p) { p.sequences = {{8192, 10}}; });
+  return all;
+}
+
+class AttendTest : public testing::TestWithParam<Named> {};
+
+TEST_P(AttendTest, UnfusedAgreesWithTheOracle) {
+  const Problem& p = GetParam().problem;
+  EXPECT_EQ(difference(run(p, Kernel::Unfused), expected(p)), "");
+}
+
+TEST_P(AttendTest, CpuAgreesWithTheOracle) {
+  const Problem& p = GetParam().problem;
+  EXPECT_EQ(difference(run(p, Kernel::Cpu), expected(p)), "");
+}
+
+// Half-precision caches are widened exactly: the tolerance stays that of float32.
+TEST_P(AttendTest, CpuReadsBf16) {
+  Problem p = GetParam().problem;
+  p.kv_dtype = DType::BF16;
+  p.q_dtype = DType::BF16;
+  EXPECT_EQ(difference(run(p, Kernel::Cpu), expected(p)), "");
+}
+
+TEST_P(AttendTest, CpuReadsF16) {
+  Problem p = GetParam().problem;
+  p.kv_dtype = DType::F16;
+  p.q_dtype = DType::F16;
+  EXPECT_EQ(difference(run(p, Kernel::Cpu), expected(p)), "");
+}
+
+TEST_P(AttendTest, UnfusedReadsF16AndBf16Queries) {
+  Problem p = GetParam().problem;
+  p.kv_dtype = DType::F16;
+  p.q_dtype = DType::BF16;
+  EXPECT_EQ(difference(run(p, Kernel::Unfused), expected(p)), "");
+}
+
+TEST_P(AttendTest, CpuGivesTheSameBitsForAnyPageSizeAndThreads) {
+  Problem p = GetParam().problem;
+  p.kv_dtype = DType::BF16;
+  p.page_size = 16;
+  p.num_threads = 1;
+  const Answer reference = run(p, Kernel::Cpu);
+  for (const std::int32_t page_size : {0, 1, 2, 3, 7, 64, 256}) {
+    p.page_size = page_size;
+    p.num_threads = 1 + page_size % 3;
+    EXPECT_TRUE(same_bits(run(p, Kernel::Cpu), reference)) << "page size " << page_size;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AttendTest, testing::ValuesIn(problems()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace octavo::test
