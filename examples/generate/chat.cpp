@@ -3,6 +3,7 @@
 #include "examples/generate/chat.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "examples/generate/error.h"
 
@@ -12,29 +13,31 @@ namespace {
 constexpr std::string_view kStart = "<|im_start|>";
 constexpr std::string_view kEnd = "<|im_end|>";
 
-void replace_all(std::string& text, std::string_view from, std::string_view to) {
-  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) {
-    text.replace(at, from.size(), to);
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+  std::string out;
+  for (std::size_t at = text.find(from); at != std::string_view::npos; at = text.find(from)) {
+    out.append(text.substr(0, at)).append(to);
+    text.remove_prefix(at + from.size());
   }
+  return out.append(text);
 }
 
 // The template with the freedoms of its language taken out: quotes, spaces, ways to write a line
 // break and a field.
 std::string normalised(std::string_view source) {
   std::string text(source);
-  replace_all(text, "\\n", "\n");
-  replace_all(text, "\"", "'");
-  replace_all(text, "['role']", ".role");
-  replace_all(text, "['content']", ".content");
+  for (const auto& [from, to] :
+       {std::pair{"\\n", "\n"}, std::pair{"\"", "'"}, std::pair{"['role']", ".role"},
+        std::pair{"['content']", ".content"}}) {
+    text = replaced(text, from, to);
+  }
   text.erase(std::remove(text.begin(), text.end(), ' '), text.end());
-  replace_all(text, "'+'", "");
-  return text;
+  return replaced(text, "'+'", "");
 }
 
 // The system message that the template puts in when there is none: the one that it spells out.
 std::optional<std::string> find_system_message(std::string_view source) {
-  std::string text(source);
-  replace_all(text, "\\n", "\n");
+  const std::string text = replaced(source, "\\n", "\n");
   const std::string opening = std::string(kStart) + "system\n";
   for (std::size_t at = text.find(opening); at != std::string::npos;
        at = text.find(opening, at + 1)) {

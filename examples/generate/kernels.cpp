@@ -158,20 +158,16 @@ void swiglu_simd(float* gate, const float* up, std::size_t count) {
   for (; i < count; ++i) gate[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i];
 }
 
-float sum_simd(const float* values, std::size_t count) {
-  const FloatTag tag;
+std::uint64_t read_simd(const unsigned char* bytes, std::size_t count) {
+  const hn::ScalableTag<std::uint8_t> tag;
   const std::size_t lanes = hn::Lanes(tag);
-  std::array<Floats, 4> sums = {hn::Zero(tag), hn::Zero(tag), hn::Zero(tag), hn::Zero(tag)};
-  std::size_t i = 0;
-  for (; i + 4 * lanes <= count; i += 4 * lanes) {
-    for (std::size_t j = 0; j < 4; ++j) {
-      sums[j] = hn::Add(sums[j], hn::LoadU(tag, values + i + j * lanes));
-    }
+  auto first = hn::Zero(tag);
+  auto second = hn::Zero(tag);
+  for (std::size_t i = 0; i + 2 * lanes <= count; i += 2 * lanes) {
+    first = hn::Xor(first, hn::LoadU(tag, bytes + i));
+    second = hn::Xor(second, hn::LoadU(tag, bytes + i + lanes));
   }
-  const Floats all = hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3]));
-  float total = hn::GetLane(hn::SumOfLanes(tag, all));
-  for (; i < count; ++i) total += values[i];
-  return total;
+  return hn::GetLane(hn::Xor(first, second));
 }
 
 }  // namespace generate::kernels::HWY_NAMESPACE
@@ -184,7 +180,7 @@ HWY_EXPORT(few_rows_simd);
 HWY_EXPORT(widen_simd);
 HWY_EXPORT(rms_norm_simd);
 HWY_EXPORT(swiglu_simd);
-HWY_EXPORT(sum_simd);
+HWY_EXPORT(read_simd);
 
 void few_rows(const Weights& weights, std::size_t begin, std::size_t end, const float* x,
               std::size_t x_stride, std::size_t num_x, float* y, std::size_t y_stride) {
@@ -203,8 +199,8 @@ void swiglu(float* gate, const float* up, std::size_t count) {
   HWY_DYNAMIC_DISPATCH(swiglu_simd)(gate, up, count);
 }
 
-float sum(const float* values, std::size_t count) {
-  return HWY_DYNAMIC_DISPATCH(sum_simd)(values, count);
+std::uint64_t read(const unsigned char* bytes, std::size_t count) {
+  return HWY_DYNAMIC_DISPATCH(read_simd)(bytes, count);
 }
 
 }  // namespace generate::kernels

@@ -32,7 +32,7 @@ void rms_norm(const float* x, const float* gain, std::size_t count, float epsilo
 /// gate[i] = silu(gate[i]) * up[i].
 void swiglu(float* gate, const float* up, std::size_t count);
 
-/// The sum of `count` floats: a read of memory at full speed.
-float sum(const float* values, std::size_t count);
+/// Reads memory at full speed, in whole vectors. The result only keeps the reads alive.
+std::uint64_t read(const unsigned char* bytes, std::size_t count);
 
 }  // namespace generate::kernels

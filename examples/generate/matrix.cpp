@@ -101,20 +101,20 @@ void Matrix::multiply_many(const float* x, std::size_t num_x, float* y, int num_
   }
 }
 
-float Matrix::read_all(int num_threads) const {
-  // BF16 weights are read as floats of twice the width: only the bytes count.
-  const float* const values =
-      f32_.data() != nullptr ? f32_.data() : reinterpret_cast<const float*>(bf16_.data());
-  constexpr std::size_t kChunk = 1U << 16U;
-  const std::size_t count = bytes() / sizeof(float);
+std::uint64_t Matrix::read_all(int num_threads) const {
+  const void* const data = f32_.data() != nullptr ? static_cast<const void*>(f32_.data())
+                                                  : static_cast<const void*>(bf16_.data());
+  const auto* const first = static_cast<const unsigned char*>(data);
+  constexpr std::size_t kChunk = 1U << 18U;
+  const std::size_t count = bytes();
   const auto num_chunks = static_cast<std::int64_t>((count + kChunk - 1) / kChunk);
-  float total = 0.0F;
-#pragma omp parallel for num_threads(num_threads) schedule(static) reduction(+ : total)
+  std::uint64_t all = 0;
+#pragma omp parallel for num_threads(num_threads) schedule(static) reduction(^ : all)
   for (std::int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     const std::size_t begin = static_cast<std::size_t>(chunk) * kChunk;
-    total += kernels::sum(values + begin, std::min(kChunk, count - begin));
+    all ^= kernels::read(first + begin, std::min(kChunk, count - begin));
   }
-  return total;
+  return all;
 }
 
 void prepare_blas(int num_threads) {

@@ -59,7 +59,7 @@ class Matrix {
 
   /// One pass over the weights, for measuring how fast they can be read. The result only keeps the
   /// reads alive.
-  [[nodiscard]] float read_all(int num_threads) const;
+  [[nodiscard]] std::uint64_t read_all(int num_threads) const;
 
  private:
   void multiply_few(const float* x, std::size_t num_x, float* y, int num_threads) const;
