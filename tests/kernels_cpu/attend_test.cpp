@@ -163,7 +163,7 @@ TEST_P(AttendTest, CpuGivesTheSameBitsForAnyPageSizeAndThreads) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AttendTest, testing::ValuesIn(problems()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace octavo::test

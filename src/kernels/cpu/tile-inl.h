@@ -93,7 +93,7 @@ HWY_INLINE void store_sums(FloatTag d, FloatVec a, FloatVec b, FloatVec c, Float
 }
 #else
 template <class D, class V>
-HWY_INLINE auto sum_blocks(D d, V v) {
+HWY_INLINE auto sum_blocks([[maybe_unused]] D d, V v) {
   if constexpr (hn::MaxLanes(D()) <= 4) {
     return v;
   } else {
@@ -121,6 +121,25 @@ struct DenseRows {
   const float* base;
   std::int64_t stride;
   HWY_INLINE const float* operator()(std::int64_t key) const { return base + key * stride; }
+};
+
+// Rows that are wanted next, by key like the rows worked on: fetched into the L2 cache a phase
+// early, a few at a time. K and V of a tile don't fit L1 together, and the hardware doesn't foresee
+// steps from page to page.
+struct Ahead {
+  const char* base = nullptr;
+  const std::int64_t* offsets = nullptr;  // elements
+  std::int64_t element_bytes = 0;
+  std::int64_t row_bytes = 0;
+  std::int64_t begin = 0;  // keys; none where begin >= end
+  std::int64_t end = 0;
+
+  HWY_INLINE void fetch(std::int64_t key) const {
+    constexpr std::int64_t kLine = 64;
+    if (key < begin || key >= end) return;
+    const char* row = base + offsets[key] * element_bytes;
+    for (std::int64_t at = 0; at < row_bytes; at += kLine) __builtin_prefetch(row + at, 0, 2);
+  }
 };
 
 // scores[r, key..key+3] = q[r] . k for kRows rows of q [.., q_stride], zero-padded to whole
@@ -168,9 +187,10 @@ HWY_INLINE void dot_four_keys(FloatTag d, const float* HWY_RESTRICT q, std::int6
 template <class Elements, int kRows, class Rows>
 HWY_NOINLINE void score_direct(const float* q, std::int64_t q_stride, const Rows& k,
                                std::int64_t begin, std::int64_t end, std::int64_t dim,
-                               float* scores) {
+                               float* scores, const Ahead& ahead) {
   const FloatTag d;
   for (std::int64_t key = begin & ~std::int64_t{3}; key < end; key += 4) {
+    for (std::int64_t j = key; j < key + 4; ++j) ahead.fetch(j);
     dot_four_keys<Elements, kRows>(d, q, q_stride, k, key, dim, scores);
   }
 }
@@ -233,6 +253,7 @@ HWY_INLINE void weigh_dims(FloatTag d, const float* HWY_RESTRICT weights, const 
     }
   }
   for (std::int64_t key = begin; key < end; ++key) {
+    ahead.fetch(key);
     const typename Elements::T* row = v(key) + at;
     VecRow<kVectors> values;
     OCTAVO_UNROLL
@@ -266,11 +287,13 @@ HWY_NOINLINE void weigh(const float* weights, const Rows& v, std::int64_t begin,
   std::int64_t at = 0;
   for (; at + kVectors * kLanes <= dim; at += kVectors * kLanes) {
     weigh_dims<Elements, kSums, kRows, kVectors, false>(d, weights, v, begin, end, at, 0, factors,
-                                                        to, to_stride);
+                                                        to, to_stride, once);
+    once = {};
   }
   for (; at + kLanes <= dim; at += kLanes) {
     weigh_dims<Elements, kSums, kRows, 1, false>(d, weights, v, begin, end, at, 0, factors, to,
-                                                 to_stride);
+                                                 to_stride, once);
+    once = {};
   }
   if (at < dim) {
     weigh_dims<Elements, kSums, kRows, 1, true>(d, weights, v, begin, end, at, dim - at, factors,
