@@ -5,10 +5,9 @@
 
 namespace octavo::testkit {
 
-std::string printable(std::string_view text) {
-  constexpr std::size_t kLongest = 120;
+std::string printable(std::string_view text, std::size_t longest) {
   std::string shown_text;
-  for (const char c : text.substr(0, kLongest)) {
+  for (const char c : text.substr(0, longest)) {
     const auto code = static_cast<unsigned char>(c);
     if (code < 0x20 || code == 0x7F) {
       shown_text += fmt::format("\\x{:02x}", code);
@@ -16,7 +15,7 @@ std::string printable(std::string_view text) {
       shown_text += c;
     }
   }
-  if (text.size() > kLongest) shown_text += "...";
+  if (text.size() > longest) shown_text += "...";
   return shown_text;
 }
 

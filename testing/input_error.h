@@ -2,6 +2,7 @@
 // What the readers of files and specs throw: the input is unreadable or wrong in itself.
 #pragma once
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -14,7 +15,8 @@ class InputError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Foreign text as it may be shown: on one line, control characters escaped, cut when long.
-std::string printable(std::string_view text);
+/// Foreign text as it may be shown: on one line, control characters escaped, cut when longer than
+/// `longest` bytes.
+std::string printable(std::string_view text, std::size_t longest = 120);
 
 }  // namespace octavo::testkit

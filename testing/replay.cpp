@@ -19,6 +19,9 @@ namespace octavo::testkit {
 
 namespace {
 
+// A refusal lists every feature it looked at.
+constexpr std::size_t kLongestReason = 2000;
+
 // Ends a replay early.
 struct Stop {
   Verdict verdict;
@@ -233,7 +236,7 @@ ReplayResult replay_layers(std::span<const Case> layers, const ReplayOptions& op
     result.reason = stop.reason;
   } catch (const Error& error) {
     result.verdict = verdict_of(error.code(), running);
-    result.reason = printable(error.what());
+    result.reason = printable(error.what(), kLongestReason);
   }
   return result;
 }
