@@ -34,14 +34,16 @@ void SequenceStore::check_repeats(std::span<const SequenceStep> step) const {
 }
 
 /// The end, as a position, of the stretch of slots that is cleared together with the one before
-/// position `len`.
+/// position `len` > 0.
 std::int32_t SequenceStore::tile_end(std::int32_t len) const {
-  if (len == 0) return 0;
   const std::int32_t page_begin = (len - 1) / config_.page_size * config_.page_size;
   const std::int64_t in_page =
       std::int64_t{len - 1 - page_begin} / kClearTile * kClearTile + kClearTile;
   return page_begin + static_cast<std::int32_t>(std::min<std::int64_t>(in_page, config_.page_size));
 }
+
+// Decoding asks for one token of every sequence at every step: where no page or tile ends, the
+// lines below divide nothing.
 
 /// Fills listing_ and returns the pages that they need.
 std::int64_t SequenceStore::list_step(std::span<const SequenceStep> step, Shortage& shortage) {
@@ -71,7 +73,7 @@ std::int64_t SequenceStore::list_step(std::span<const SequenceStep> step, Shorta
                   .past_num_pages = s.num_pages,
                   .past_first_dirty = s.first_dirty,
                   .first_entry = s.first_dirty,
-                  .past_stale_tail = s.stale_tail,
+                  .past_clean_end = s.clean_end,
                   .started = starts};
     const std::int64_t new_len = std::int64_t{s.len} + new_tokens;
     if (new_len > config_.max_seq_len) {
@@ -82,9 +84,12 @@ std::int64_t SequenceStore::list_step(std::span<const SequenceStep> step, Shorta
       shortage.too_long = true;
     } else if (new_tokens > 0) {
       r.new_len = static_cast<std::int32_t>(new_len);
-      const std::int32_t first_page = s.len / config_.page_size;
-      if (first_page < s.num_pages) {  // the last page has room
-        const std::int32_t page = table_row(row)[first_page];
+      const std::int64_t room_end = std::int64_t{s.num_pages} * config_.page_size;
+      r.first_entry = std::min(s.first_dirty, s.num_pages);
+      if (s.len < room_end) {  // the last page has room
+        const std::int32_t last = s.num_pages - 1;
+        r.first_entry = std::min(r.first_entry, last);
+        const std::int32_t page = table_row(row)[last];
         if (pool_.num_owners(page) > 1) {
           pool_.drop(page);  // seen by the sharers that follow in this step: the last of them
                              // writes in place
@@ -92,8 +97,8 @@ std::int64_t SequenceStore::list_step(std::span<const SequenceStep> step, Shorta
           ++pages_needed;
         }
       }
-      r.first_entry = std::min(s.first_dirty, first_page);
-      pages_needed += base::ceil_div(r.new_len, config_.page_size) - s.num_pages;
+      if (new_len > room_end)
+        pages_needed += base::ceil_div(r.new_len, config_.page_size) - s.num_pages;
     }
     listing_.push_back(r);
   }
@@ -114,18 +119,19 @@ void SequenceStore::take_pages(Reservation& r) {
   Sequence& s = sequence(r.row);
   std::int32_t* table = table_row(r.row);
   if (r.copied_page >= 0) {
-    const std::int32_t page_idx = r.past_len / config_.page_size;
-    table[page_idx] = pool_.take();
-    pending_copies_.push_back(
-        {r.copied_page, table[page_idx], r.past_len - page_idx * config_.page_size});
-    s.stale_tail = true;
+    const std::int32_t last = r.past_num_pages - 1;
+    table[last] = pool_.take();
+    pending_copies_.push_back({r.copied_page, table[last], r.past_len - last * config_.page_size});
+    s.clean_end = r.past_len;
   }
-  const std::int32_t num_pages = base::ceil_div(r.new_len, config_.page_size);
-  for (std::int32_t i = r.past_num_pages; i < num_pages; ++i) table[i] = pool_.take();
-  s.num_pages = num_pages;
-  const std::int32_t end = tile_end(r.new_len);
-  r.clear_len = s.stale_tail || end != tile_end(r.past_len) ? end - r.new_len : 0;
-  s.stale_tail = false;
+  if (r.new_len > std::int64_t{r.past_num_pages} * config_.page_size) {
+    s.num_pages = base::ceil_div(r.new_len, config_.page_size);
+    for (std::int32_t i = r.past_num_pages; i < s.num_pages; ++i) table[i] = pool_.take();
+  }
+  if (r.new_len > s.clean_end) {
+    s.clean_end = tile_end(r.new_len);
+    r.clear_len = s.clean_end - r.new_len;
+  }
   s.len = r.new_len;
   s.first_dirty = r.first_entry;
 }
@@ -179,14 +185,14 @@ void SequenceStore::undo_reservation() {
     std::int32_t* table = table_row(r->row);
     for (std::int32_t i = s.num_pages - 1; i >= r->past_num_pages; --i) pool_.drop(table[i]);
     if (r->copied_page >= 0) {
-      std::int32_t& entry = table[r->past_len / config_.page_size];
+      std::int32_t& entry = table[r->past_num_pages - 1];
       pool_.drop(entry);
       entry = r->copied_page;
     }
     s.len = r->past_len;
     s.num_pages = r->past_num_pages;
     s.first_dirty = r->past_first_dirty;
-    s.stale_tail = r->past_stale_tail;
+    s.clean_end = r->past_clean_end;
   }
   abandon(reservations_);
   pending_copies_.resize(past_num_copies_);

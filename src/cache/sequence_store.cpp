@@ -103,7 +103,7 @@ void SequenceStore::truncate(SequenceId id, std::int64_t length) {
   const std::int32_t kept = base::ceil_div(len, config_.page_size);
   const std::int32_t* table = table_row(row);
   for (std::int32_t i = s.num_pages - 1; i >= kept; --i) pool_.drop(table[i]);
-  s.stale_tail = s.stale_tail || len < s.len;
+  if (len < s.len) s.clean_end = len;
   s.len = len;
   s.num_pages = kept;
   s.first_dirty = std::min(s.first_dirty, kept);
@@ -127,7 +127,7 @@ std::unique_ptr<Shortage> SequenceStore::fork(SequenceId from, SequenceId to) {
   Sequence& s = sequence(row);
   s.len = past.len;
   s.num_pages = past.num_pages;
-  s.stale_tail = true;
+  s.clean_end = s.len;
   std::int32_t* table = table_row(row);
   const std::int32_t* past_table = table_row(source);
   for (std::int32_t i = 0; i < s.num_pages; ++i) {

@@ -45,7 +45,7 @@ struct Reservation {
   std::int32_t clear_len = 0;    ///< Slots behind new_len to clear.
   std::int32_t copied_page =
       -1;  ///< The shared page that the step's first write replaces by a copy, or -1.
-  bool past_stale_tail = false;
+  std::int32_t past_clean_end = 0;
   bool started = false;  ///< The step starts the sequence.
 };
 
@@ -105,8 +105,9 @@ class SequenceStore {
     std::int32_t len = 0;
     std::int32_t num_pages = 0;
     std::int32_t first_dirty = 0;
-    bool stale_tail =
-        false;  // slots behind the end may hold what a truncation or a copied page left there
+    // Slots from len to here hold nothing old; what a truncation or a copied page left is not
+    // clean.
+    std::int32_t clean_end = 0;
     bool live = false;
     std::uint64_t step_stamp = 0;  // of the last reserve that listed it
   };

@@ -77,7 +77,7 @@ PlanOutcome Planner::plan(cache::SequenceStore& store, std::span<const SequenceS
       plan->max_kv_len = std::max(plan->max_kv_len, line.new_len);
       const auto pages =
           store.pages_of_row(line.row).subspan(static_cast<std::size_t>(line.first_entry));
-      plan->entries.insert(plan->entries.end(), pages.begin(), pages.end());
+      for (const std::int32_t page : pages) plan->entries.push_back(page);
       plan->entry_offsets[b + 1] = static_cast<std::int32_t>(plan->entries.size());
     }
     plan->num_tokens = plan->token_offsets[num_seqs];
