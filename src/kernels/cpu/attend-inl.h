@@ -166,7 +166,7 @@ HWY_INLINE void weigh_rows(const Span* spans, const float* weights, const Rows& 
   }
   if (same) {
     weigh<Elements, Sums::Merge, kRows, kVectors>(weights, v, common.begin, common.end, dim,
-                                                  factors, to, to_stride);
+                                                  factors, to, to_stride, {});
     return;
   }
   if (common.empty()) common = Span{kKeyTile, kKeyTile};
@@ -174,14 +174,14 @@ HWY_INLINE void weigh_rows(const Span* spans, const float* weights, const Rows& 
   for (int r = 0; r < kRows; ++r) {
     weigh<Elements, Sums::Extend, 1, kVectors>(weights + r * kKeyTile, v, spans[r].begin,
                                                std::min(spans[r].end, common.begin), dim, nullptr,
-                                               part + r * to_stride, to_stride);
+                                               part + r * to_stride, to_stride, {});
   }
   weigh<Elements, Sums::Extend, kRows, kVectors>(weights, v, common.begin, common.end, dim, nullptr,
-                                                 part, to_stride);
+                                                 part, to_stride, {});
   for (int r = 0; r < kRows; ++r) {
     weigh<Elements, Sums::Extend, 1, kVectors>(weights + r * kKeyTile, v,
                                                std::max(spans[r].begin, common.end), spans[r].end,
-                                               dim, nullptr, part + r * to_stride, to_stride);
+                                               dim, nullptr, part + r * to_stride, to_stride, {});
   }
   const FloatTag d;
   for (int r = 0; r < kRows; ++r) {
@@ -211,8 +211,8 @@ class UnitKernel {
     if (direct) {
       for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) start_head(h, head_rows(h));
       for (std::int64_t t = unit_.first_key_tile; t < unit_.end_key_tile; ++t) {
-        locate(unit_, t, tile_);
-        if (tile_.seen.empty()) continue;
+        enter_tile(t);
+        if (tile().seen.empty()) continue;
         for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) direct_tile(h);
       }
       for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) end_head(h, head_rows(h));
@@ -222,14 +222,52 @@ class UnitKernel {
       const HeadRows rows{scratch_.q, scratch_.weighted, scratch_.sum, scratch_.max};
       start_head(h, rows);
       for (std::int64_t t = unit_.first_key_tile; t < unit_.end_key_tile; ++t) {
-        locate(unit_, t, tile_);
-        if (!tile_.seen.empty()) packed_tile(h, rows);
+        enter_tile(t);
+        if (!tile().seen.empty()) packed_tile(h, rows);
       }
       end_head(h, rows);
     }
   }
 
  private:
+  [[nodiscard]] const KeyTile& tile() const { return tiles_[current_]; }
+  [[nodiscard]] const KeyTile& next_tile() const { return tiles_[1 - current_]; }
+
+  // Makes tile `t` the current one and looks up the one behind it, for its rows to be fetched
+  // early.
+  void enter_tile(std::int64_t t) {
+    if (t == unit_.first_key_tile) {
+      locate(unit_, t, tiles_[current_]);
+    } else {
+      current_ = 1 - current_;
+    }
+    KeyTile& next = tiles_[1 - current_];
+    next.seen = {};
+    if (t + 1 < unit_.end_key_tile) locate(unit_, t + 1, next);
+  }
+
+  [[nodiscard]] Ahead ahead(const PagedTensor& tensor, const std::int64_t* offsets,
+                            std::int64_t dim, Span keys, std::int32_t h) const {
+    constexpr auto kBytes = static_cast<std::int64_t>(sizeof(T));
+    return {static_cast<const char*>(tensor.data) + h * tensor.head_stride * kBytes,
+            offsets,
+            kBytes,
+            dim * kBytes,
+            keys.begin,
+            keys.end};
+  }
+  [[nodiscard]] Ahead values_ahead(const KeyTile& of, std::int32_t h) const {
+    return ahead(p_.kv.v, of.v_offsets, p_.head_dim_v, of.seen, h);
+  }
+  [[nodiscard]] Ahead keys_ahead(const KeyTile& of, std::int32_t h) const {
+    return ahead(p_.kv.k, of.k_offsets, p_.head_dim, of.seen, h);
+  }
+  // The keys that direct_tile wants after those of head `h`.
+  [[nodiscard]] Ahead keys_after(std::int32_t h) const {
+    return h + 1 < unit_.end_head ? keys_ahead(tile(), h + 1)
+                                  : keys_ahead(next_tile(), unit_.first_head);
+  }
+
   [[nodiscard]] HeadRows head_rows(std::int32_t h) const {
     const std::int64_t at = std::int64_t{h - unit_.first_head} * kDirectRows;
     return {scratch_.q + at * q_stride_, scratch_.weighted + at * v_stride_,
@@ -243,10 +281,10 @@ class UnitKernel {
     return h * group_ + static_cast<std::int32_t>(row % group_);
   }
   [[nodiscard]] PageRows<T> keys(std::int32_t h) const {
-    return {static_cast<const T*>(p_.kv.k.data) + h * p_.kv.k.head_stride, tile_.k_offsets};
+    return {static_cast<const T*>(p_.kv.k.data) + h * p_.kv.k.head_stride, tile().k_offsets};
   }
   [[nodiscard]] PageRows<T> values(std::int32_t h) const {
-    return {static_cast<const T*>(p_.kv.v.data) + h * p_.kv.v.head_stride, tile_.v_offsets};
+    return {static_cast<const T*>(p_.kv.v.data) + h * p_.kv.v.head_stride, tile().v_offsets};
   }
 
   // Loads and rotates the head's queries, in the layout that its way wants; empties its state.
@@ -277,7 +315,7 @@ class UnitKernel {
     if (p_.alibi_slopes != nullptr) {
       result.slope = p_.alibi_slopes[q_head_of(h, row)];
       result.distance =
-          static_cast<float>(position_of(p_.batch, unit_.b, token_of(row)) - tile_.first);
+          static_cast<float>(position_of(p_.batch, unit_.b, token_of(row)) - tile().first);
     }
     return result;
   }
@@ -294,34 +332,37 @@ class UnitKernel {
     }
   }
 
+  // Of a tile's blocks the first one fetches ahead.
   template <int kRows>
   void direct_block(std::int32_t h, std::int64_t first, const HeadRows& state) {
-    score_direct<Elements, kRows>(state.q + first * q_stride_, q_stride_, keys(h), tile_.seen.begin,
-                                  tile_.seen.end, p_.head_dim, scratch_.scores);
-    finish_block<Elements, kRows, kDirectVectors>(h, first, state, values(h));
+    score_direct<Elements, kRows>(state.q + first * q_stride_, q_stride_, keys(h),
+                                  tile().seen.begin, tile().seen.end, p_.head_dim, scratch_.scores,
+                                  first == 0 ? values_ahead(tile(), h) : Ahead{});
+    finish_block<Elements, kRows, kDirectVectors>(h, first, state, values(h),
+                                                  first == 0 ? keys_after(h) : Ahead{});
   }
 
   // Softmax and products with V of kRows rows whose scores are there.
   template <class VElements, int kRows, int kVectors, class Rows>
   HWY_INLINE void finish_block(std::int32_t h, std::int64_t first, const HeadRows& state,
-                               const Rows& v) {
+                               const Rows& v, const Ahead& ahead) {
     Span spans[static_cast<std::size_t>(kRows)];
     float factors[static_cast<std::size_t>(kRows)];
     float* to = state.weighted + first * v_stride_;
-    if (tile_.uniform) {
-      std::fill_n(spans, kRows, tile_.seen);
-      if (tile_.seen == Span{0, kKeyTile}) {
+    if (tile().uniform) {
+      std::fill_n(spans, kRows, tile().seen);
+      if (tile().seen == Span{0, kKeyTile}) {
         soften_rows<false>(h, first, kRows, spans, state, factors);
       } else {
         soften_rows<true>(h, first, kRows, spans, state, factors);
       }
-      weigh<VElements, Sums::Merge, kRows, kVectors>(scratch_.scores, v, tile_.seen.begin,
-                                                     tile_.seen.end, p_.head_dim_v, factors, to,
-                                                     v_stride_);
+      weigh<VElements, Sums::Merge, kRows, kVectors>(scratch_.scores, v, tile().seen.begin,
+                                                     tile().seen.end, p_.head_dim_v, factors, to,
+                                                     v_stride_, ahead);
       return;
     }
     for (int r = 0; r < kRows; ++r) {
-      spans[r] = clip(keys_of(unit_, token_of(first + r)), tile_.first);
+      spans[r] = clip(keys_of(unit_, token_of(first + r)), tile().first);
     }
     soften_rows<true>(h, first, kRows, spans, state, factors);
     weigh_rows<VElements, kRows, kVectors>(spans, scratch_.scores, v, p_.head_dim_v, factors, to,
@@ -348,20 +389,27 @@ class UnitKernel {
 
   void packed_tile(std::int32_t h, const HeadRows& state) {
     pack_keys<Elements>(keys(h), p_.head_dim, scratch_.k_packed);
-    pack_values<Elements>(values(h), tile_.seen.begin, tile_.seen.end, p_.head_dim_v,
+    pack_values<Elements>(values(h), tile().seen.begin, tile().seen.end, p_.head_dim_v,
                           scratch_.v_packed, v_stride_);
+    const Ahead next_keys = keys_ahead(next_tile(), h), next_values = values_ahead(next_tile(), h);
+    const std::int64_t step = kKeyTile * kPackedRows / padded_rows(rows_) + 1;
+    std::int64_t fetched = 0;
     for (std::int64_t first = 0; first < rows_; first += kPackedRows) {
-      if (!tile_.uniform && block_sees_nothing(first)) continue;
+      for (const std::int64_t stop = fetched + step; fetched < stop; ++fetched) {
+        next_keys.fetch(fetched);
+        next_values.fetch(fetched);
+      }
+      if (!tile().uniform && block_sees_nothing(first)) continue;
       score_packed(state.q + first * q_stride_, scratch_.k_packed, p_.head_dim, scratch_.scores);
       finish_block<F32Elements, kPackedRows, kPackedVectors>(
-          h, first, state, DenseRows{scratch_.v_packed, v_stride_});
+          h, first, state, DenseRows{scratch_.v_packed, v_stride_}, {});
     }
   }
 
   [[nodiscard]] bool block_sees_nothing(std::int64_t first) const {
     const KeyRange from = keys_of(unit_, token_of(first));
     const KeyRange to = keys_of(unit_, token_of(first + kPackedRows - 1));
-    return clip({from.begin, to.end}, tile_.first).empty();
+    return clip({from.begin, to.end}, tile().first).empty();
   }
 
   void end_head(std::int32_t h, const HeadRows& state) const {
@@ -389,7 +437,8 @@ class UnitKernel {
   std::int64_t rows_;
   std::int64_t q_stride_;
   std::int64_t v_stride_;
-  KeyTile tile_;
+  int current_ = 0;
+  KeyTile tiles_[2];  // the one worked on and the next
 };
 
 }  // namespace HWY_NAMESPACE

@@ -242,7 +242,8 @@ enum class Sums {
 template <class Elements, Sums kSums, int kRows, int kVectors, bool kTail, class Rows>
 HWY_INLINE void weigh_dims(FloatTag d, const float* HWY_RESTRICT weights, const Rows& v,
                            std::int64_t begin, std::int64_t end, std::int64_t at, std::int64_t tail,
-                           const float* factors, float* HWY_RESTRICT to, std::int64_t to_stride) {
+                           const float* factors, float* HWY_RESTRICT to, std::int64_t to_stride,
+                           const Ahead& ahead) {
   VecGrid<kRows, kVectors> sums;
   OCTAVO_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -282,8 +283,10 @@ HWY_INLINE void weigh_dims(FloatTag d, const float* HWY_RESTRICT weights, const 
 
 template <class Elements, Sums kSums, int kRows, int kVectors, class Rows>
 HWY_NOINLINE void weigh(const float* weights, const Rows& v, std::int64_t begin, std::int64_t end,
-                        std::int64_t dim, const float* factors, float* to, std::int64_t to_stride) {
+                        std::int64_t dim, const float* factors, float* to, std::int64_t to_stride,
+                        const Ahead& ahead) {
   const FloatTag d;
+  Ahead once = ahead;  // by the first pass over the keys
   std::int64_t at = 0;
   for (; at + kVectors * kLanes <= dim; at += kVectors * kLanes) {
     weigh_dims<Elements, kSums, kRows, kVectors, false>(d, weights, v, begin, end, at, 0, factors,
@@ -297,7 +300,7 @@ HWY_NOINLINE void weigh(const float* weights, const Rows& v, std::int64_t begin,
   }
   if (at < dim) {
     weigh_dims<Elements, kSums, kRows, 1, true>(d, weights, v, begin, end, at, dim - at, factors,
-                                                to, to_stride);
+                                                to, to_stride, once);
   }
 }
 
