@@ -45,7 +45,8 @@ ROOMS = [
          ["fmt", "cuda", "cudnn"]),
     room("src/dispatch", ["src/base", "src/cache", "src/plan", "src/device", "src/kernels"],
          ["fmt", "openmp"]),
-    room("src/api", ["src/base", "src/cache", "src/plan", "src/device", "src/dispatch"],
+    room("src/api", ["src/base", "src/cache", "src/plan", "src/device", "src/dispatch",
+                     "src/kernels/params.h"],  # it checks tensors and says where they lie
          ["fmt", "openmp"]),
     room("testing", libraries=[*PROGRAM, "json"]),
     room("cli", [*TESTING, "bench"], [*PROGRAM, "json", "cli11"]),

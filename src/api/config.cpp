@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/math.h"
-#include "kernels/cpu/config.h"
+#include "kernels/params.h"
 
 namespace octavo::api {
 namespace {
@@ -39,8 +39,8 @@ CacheConfig checked(const CacheConfig& config) {
   if (c.head_dim_v == 0) c.head_dim_v = c.head_dim;
   check_range("num_layers", 1, kMaxInt32, c.num_layers);
   check_range("num_kv_heads", 1, kMaxInt32, c.num_kv_heads);
-  check_range("head_dim", 1, kernels::cpu::kMaxHeadDim, c.head_dim);
-  check_range("head_dim_v", 1, kernels::cpu::kMaxHeadDim, c.head_dim_v);
+  check_range("head_dim", 1, kernels::kMaxHeadDim, c.head_dim);
+  check_range("head_dim_v", 1, kernels::kMaxHeadDim, c.head_dim_v);
   check_range("max_num_seqs", 1, kMaxInt32, c.max_num_seqs);
   check_range("max_seq_len", 1, kMaxInt32, c.max_seq_len);
   if (c.dtype != DType::F32 && c.dtype != DType::F16 && c.dtype != DType::BF16) {
@@ -85,8 +85,8 @@ AttentionConfig checked(const AttentionConfig& config) {
                          fmt::format("a multiple of num_kv_heads ({})", c.num_kv_heads),
                          c.num_q_heads);
   }
-  check_range("head_dim", 1, kernels::cpu::kMaxHeadDim, c.head_dim);
-  check_range("head_dim_v", 1, kernels::cpu::kMaxHeadDim, c.head_dim_v);
+  check_range("head_dim", 1, kernels::kMaxHeadDim, c.head_dim);
+  check_range("head_dim_v", 1, kernels::kMaxHeadDim, c.head_dim_v);
   if (!std::isfinite(c.softmax_scale))
     base::throw_mismatch("softmax_scale", "a finite number", c.softmax_scale);
   if (c.softmax_scale == 0.0F)

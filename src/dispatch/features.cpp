@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "kernels/cpu/config.h"
+#include "kernels/params.h"
 
 namespace octavo::dispatch {
 namespace {
@@ -44,8 +44,7 @@ constexpr std::array kFeatures = {
             [](const Request& r) { return fmt::format("q dtype {}", to_string(*r.q_dtype)); }},
     Feature{always,
             [](Backend, const Request& r) {
-              return r.head_dim <= kernels::cpu::kMaxHeadDim &&
-                     r.head_dim_v <= kernels::cpu::kMaxHeadDim;
+              return r.head_dim <= kernels::kMaxHeadDim && r.head_dim_v <= kernels::kMaxHeadDim;
             },
             [](const Request& r) {
               return fmt::format("head_dim {}, head_dim_v {}", r.head_dim, r.head_dim_v);

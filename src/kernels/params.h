@@ -11,6 +11,9 @@
 
 namespace octavo::kernels {
 
+/// The widest head, of K and of V.
+constexpr std::int32_t kMaxHeadDim = 576;
+
 /// How the rows of new tokens are addressed. Row of token i of batch row b:
 /// ragged: (token_offsets[b] + i) * token_stride; otherwise: b * batch_stride + i * token_stride.
 struct TokenLayout {

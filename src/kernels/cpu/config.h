@@ -8,9 +8,6 @@
 
 namespace octavo::kernels::cpu {
 
-/// The widest head.
-constexpr std::int32_t kMaxHeadDim = 576;
-
 /// Keys of a tile. Tiles start at multiples of it, whatever the page.
 constexpr std::int32_t kKeyTile = 64;
 
