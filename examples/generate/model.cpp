@@ -47,6 +47,11 @@ void grow(Buffer<float>& buffer, std::size_t count) {
 
 }  // namespace
 
+std::int64_t max_kept_tokens(const CacheChoice& choice) noexcept {
+  if (choice.kind != octavo::CacheKind::Paged) return choice.max_seq_len;
+  return std::min(choice.max_seq_len, choice.num_pages * choice.page_size);
+}
+
 double cache_bytes(const ModelConfig& config, const CacheChoice& choice) noexcept {
   const double slots =
       choice.kind == octavo::CacheKind::Paged
@@ -58,6 +63,7 @@ double cache_bytes(const ModelConfig& config, const CacheChoice& choice) noexcep
 
 Model::Model(const Weights& weights, const CacheChoice& choice, int num_threads)
     : weights_(weights),
+      choice_(choice),
       cache_(cache_config(weights.config, choice)),
       attention_(attention_config(weights.config, choice, num_threads), cache_.config()),
       num_threads_(num_threads) {

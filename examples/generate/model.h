@@ -34,6 +34,7 @@ class Model {
   Model(const Weights& weights, const CacheChoice& choice, int num_threads);
 
   [[nodiscard]] octavo::KvCache& cache() noexcept { return cache_; }
+  [[nodiscard]] const CacheChoice& choice() const noexcept { return choice_; }
   [[nodiscard]] const ModelConfig& config() const noexcept { return weights_.config; }
 
   /// Runs a step that `cache()` planned, from begin to logits.
@@ -58,6 +59,7 @@ class Model {
   void make_rope(std::int64_t max_seq_len);
 
   const Weights& weights_;
+  CacheChoice choice_;
   octavo::KvCache cache_;
   octavo::Attention attention_;
   octavo::Rope rope_;
@@ -76,6 +78,9 @@ class Model {
   Buffer<float> gated_;
   Buffer<float> logits_;
 };
+
+/// Tokens that one sequence may keep in such a cache when it has it for itself.
+std::int64_t max_kept_tokens(const CacheChoice& choice) noexcept;
 
 /// Bytes of the cache that a choice asks for, as a double: the numbers are the user's and may be
 /// absurd.

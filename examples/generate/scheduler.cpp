@@ -27,16 +27,8 @@ const char* to_string(FinishReason reason) noexcept {
   return "";
 }
 
-Scheduler::Scheduler(Model& model, const SchedulerConfig& config,
-                     std::function<bool(TokenId)> ends_text, Listener& listener)
-    : model_(model), config_(config), ends_text_(std::move(ends_text)), listener_(listener) {}
-
-void Scheduler::demand_fit(std::span<const std::vector<TokenId>> prompts) const {
-  std::int64_t most = config_.max_seq_len;
-  const octavo::CacheConfig& cache = model_.cache().config();
-  if (cache.kind == octavo::CacheKind::Paged) {
-    most = std::min(most, cache.num_pages * cache.page_size);
-  }
+void demand_fit(std::span<const std::vector<TokenId>> prompts, const CacheChoice& choice) {
+  const std::int64_t most = max_kept_tokens(choice);
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     if (prompts[i].empty()) fail("prompt {}: wanted at least one token, got none", i + 1);
     if (signed_size(prompts[i].size()) > most) {
@@ -48,8 +40,12 @@ void Scheduler::demand_fit(std::span<const std::vector<TokenId>> prompts) const 
   }
 }
 
+Scheduler::Scheduler(Model& model, const SchedulerConfig& config,
+                     std::function<bool(TokenId)> ends_text, Listener& listener)
+    : model_(model), config_(config), ends_text_(std::move(ends_text)), listener_(listener) {}
+
 void Scheduler::run(std::span<const std::vector<TokenId>> prompts) {
-  demand_fit(prompts);
+  demand_fit(prompts, model_.choice());
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     waiting_.push_back(
         {i, prompts[i], prompts[i].size(), 0, 0, Sampler(config_.temperature, config_.seed, i)});
@@ -215,7 +211,7 @@ void Scheduler::take_token(std::size_t active_idx, std::span<const float> logits
   listener_.on_token(sequence.request_idx, token);
   const std::int64_t num_generated = signed_size(sequence.tokens.size() - sequence.prompt_len);
   if (num_generated >= config_.max_tokens ||
-      signed_size(sequence.tokens.size()) > config_.max_seq_len) {
+      signed_size(sequence.tokens.size()) > model_.choice().max_seq_len) {
     finish(active_idx, FinishReason::Length);
   }
 }

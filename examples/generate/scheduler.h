@@ -31,7 +31,6 @@ struct SchedulerConfig {
   std::size_t batch = 8;           ///< Sequences at once.
   std::int64_t chunk = 256;        ///< Prompt tokens in a step, of all sequences together.
   std::int64_t max_tokens = 128;   ///< Of an answer.
-  std::int64_t max_seq_len = 0;    ///< Tokens that a sequence may keep in the cache.
   std::int32_t num_token_ids = 0;  ///< Ids from here on are padding of the vocabulary.
   double temperature = 0.0;
   std::uint64_t seed = 0;
@@ -65,14 +64,17 @@ class Listener {
   virtual void on_step(const RunStats& stats) = 0;
 };
 
+/// Errors: InvalidArgument, naming the prompt by its number, for one that is empty or that such a
+/// cache could never keep.
+void demand_fit(std::span<const std::vector<TokenId>> prompts, const CacheChoice& choice);
+
 class Scheduler {
  public:
   /// `ends_text` says which tokens end an answer.
   Scheduler(Model& model, const SchedulerConfig& config, std::function<bool(TokenId)> ends_text,
             Listener& listener);
 
-  /// Answers all prompts. Errors: InvalidArgument, before anything is computed, for a prompt that
-  /// is empty or does not fit into the cache.
+  /// Answers all prompts. Errors: those of `demand_fit`, before anything is computed.
   void run(std::span<const std::vector<TokenId>> prompts);
 
   [[nodiscard]] const RunStats& stats() const noexcept { return stats_; }
@@ -96,7 +98,6 @@ class Scheduler {
     std::size_t new_tokens = 0;
   };
 
-  void demand_fit(std::span<const std::vector<TokenId>> prompts) const;
   void admit();
   [[nodiscard]] bool has_room_for(const Sequence& sequence) const;
   [[nodiscard]] std::vector<Part> choose_parts() const;

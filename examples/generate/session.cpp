@@ -112,24 +112,53 @@ class AnswerPrinter : public Listener {
   Clock::time_point start_ = Clock::now();
 };
 
-struct LoadedModel {
+// What a file says without its tensors: enough to refuse a prompt before the weights are loaded.
+struct Directory {
+  explicit Directory(const Options& options)
+      : mapped(options.model),
+        file(mapped.bytes(), options.model),
+        config(read_config(file)),
+        tokenizer(file) {
+    if (!options.raw) chat.emplace(file, tokenizer);
+    if (tokenizer.num_tokens() > config.vocab_size) {
+      fail("{}: tokenizer.ggml.tokens: wanted at most {}, got {}", file.name(), config.vocab_size,
+           tokenizer.num_tokens());
+    }
+  }
+
+  [[nodiscard]] std::vector<TokenId> encode(std::string_view prompt) const {
+    return chat ? chat->encode(tokenizer, prompt) : encode_raw(tokenizer, prompt);
+  }
+
+  MappedFile mapped;
+  Gguf file;
+  ModelConfig config;
   Tokenizer tokenizer;
   std::optional<ChatTemplate> chat;
-  Weights weights;
 };
 
-LoadedModel load(const Options& options, Screen& screen) {
-  std::error_code ignored;
-  if (!std::filesystem::exists(options.model, ignored)) {
-    fail("--model: wanted a GGUF file, got none at {} (./dev generate fetches one)",
-         printable(options.model));
-  }
-  const MappedFile mapped(options.model);
-  const Gguf file(mapped.bytes(), options.model);
-  read_config(file);  // another architecture is the first thing to be told
-  Tokenizer tokenizer(file);
-  std::optional<ChatTemplate> chat;
-  if (!options.raw) chat.emplace(file, tokenizer);
+CacheChoice choose_cache(const Options& options, const ModelConfig& model,
+                         const std::vector<std::vector<TokenId>>& prompts) {
+  std::int64_t longest = 0;
+  for (const auto& prompt : prompts) longest = std::max<std::int64_t>(longest, std::ssize(prompt));
+  CacheChoice choice;
+  choice.kind = options.cache;
+  choice.dtype = options.cache_type;
+  choice.backend = options.backend;
+  choice.page_size = options.page_size;
+  choice.max_num_seqs =
+      static_cast<std::int32_t>(std::min<std::int64_t>(options.batch, std::ssize(prompts)));
+  choice.max_seq_len = std::min(longest + options.max_tokens, model.context_length);
+  const std::int64_t pages_per_seq = (choice.max_seq_len + choice.page_size - 1) / choice.page_size;
+  choice.num_pages =
+      options.num_pages > 0 ? options.num_pages : pages_per_seq * choice.max_num_seqs;
+  demand_fit(prompts, choice);
+  demand_memory("cache", cache_bytes(model, choice),
+                "a smaller --batch, --pages or --page-size, or --cache-type f16");
+  return choice;
+}
+
+Weights load(const Gguf& file, const Options& options, Screen& screen) {
   Weights weights = load_weights(
       file, options.weights, options.num_threads, [&screen](std::size_t done, std::size_t total) {
         screen.show_progress("load", static_cast<double>(done) / static_cast<double>(total),
@@ -137,45 +166,7 @@ LoadedModel load(const Options& options, Screen& screen) {
                                          static_cast<double>(total) / 1e6));
       });
   screen.end_progress();
-  if (tokenizer.num_tokens() > weights.config.vocab_size) {
-    fail("{}: tokenizer.ggml.tokens: wanted at most {}, got {}", file.name(),
-         weights.config.vocab_size, tokenizer.num_tokens());
-  }
-  return {std::move(tokenizer), std::move(chat), std::move(weights)};
-}
-
-std::vector<Answer> encode_prompts(const Options& options, const LoadedModel& loaded) {
-  std::vector<Answer> answers;
-  for (const std::string& prompt : options.prompts) {
-    Answer answer;
-    answer.prompt = prompt;
-    answer.prompt_tokens = loaded.chat ? loaded.chat->encode(loaded.tokenizer, prompt)
-                                       : encode_raw(loaded.tokenizer, prompt);
-    answers.push_back(std::move(answer));
-  }
-  return answers;
-}
-
-CacheChoice choose_cache(const Options& options, const ModelConfig& model,
-                         const std::vector<Answer>& answers) {
-  std::int64_t longest = 0;
-  for (const Answer& answer : answers) {
-    longest = std::max<std::int64_t>(longest, std::ssize(answer.prompt_tokens));
-  }
-  CacheChoice choice;
-  choice.kind = options.cache;
-  choice.dtype = options.cache_type;
-  choice.backend = options.backend;
-  choice.page_size = options.page_size;
-  choice.max_num_seqs =
-      static_cast<std::int32_t>(std::min<std::int64_t>(options.batch, std::ssize(answers)));
-  choice.max_seq_len = std::min(longest + options.max_tokens, model.context_length);
-  const std::int64_t pages_per_seq = (choice.max_seq_len + choice.page_size - 1) / choice.page_size;
-  choice.num_pages =
-      options.num_pages > 0 ? options.num_pages : pages_per_seq * choice.max_num_seqs;
-  demand_memory("cache", cache_bytes(model, choice),
-                "a smaller --batch, --pages or --page-size, or --cache-type f16");
-  return choice;
+  return weights;
 }
 
 }  // namespace
@@ -183,43 +174,50 @@ CacheChoice choose_cache(const Options& options, const ModelConfig& model,
 void run_session(const Options& options) {
   Screen screen(options.quiet);
   prepare_blas(options.num_threads);
+  std::error_code ignored;
+  if (!std::filesystem::exists(options.model, ignored)) {
+    fail("--model: wanted a GGUF file, got none at {} (./dev generate fetches one)",
+         printable(options.model));
+  }
   RunReport report;
   const auto load_start = Clock::now();
-  const LoadedModel loaded = load(options, screen);
+  const Directory directory(options);
+  std::vector<std::vector<TokenId>> prompts;
+  std::vector<Answer> answers;
+  for (const std::string& prompt : options.prompts) {
+    prompts.push_back(directory.encode(prompt));
+    answers.push_back({prompt, prompts.back(), {}, {}, FinishReason::EndOfText});
+  }
+  const CacheChoice choice = choose_cache(options, directory.config, prompts);
+  const Weights weights = load(directory.file, options, screen);
+  Model model(weights, choice, options.num_threads);
   report.load_seconds = seconds_since(load_start);
-  const ModelConfig& config = loaded.weights.config;
-  screen.note(
-      fmt::format("loaded {} layers, {} weights of {:.0f} MB, in {:.1f} s", config.num_layers,
-                  options.weights == WeightType::F32 ? "float32" : "bfloat16",
-                  static_cast<double>(loaded.weights.step_bytes()) / 1e6, report.load_seconds));
+  report.weight_bytes = weights.step_bytes();
+  screen.note(fmt::format("loaded {} layers, {:.0f} MB of {} weights, in {:.1f} s",
+                          weights.config.num_layers, static_cast<double>(report.weight_bytes) / 1e6,
+                          options.weights == WeightType::F32 ? "float32" : "bfloat16",
+                          report.load_seconds));
 
-  std::vector<Answer> answers = encode_prompts(options, loaded);
-  const CacheChoice choice = choose_cache(options, config, answers);
-  Model model(loaded.weights, choice, options.num_threads);
   SchedulerConfig schedule;
   schedule.batch = static_cast<std::size_t>(choice.max_num_seqs);
   schedule.chunk = options.chunk;
   schedule.max_tokens = options.max_tokens;
-  schedule.max_seq_len = choice.max_seq_len;
-  schedule.num_token_ids = loaded.tokenizer.num_tokens();
+  schedule.num_token_ids = directory.tokenizer.num_tokens();
   schedule.temperature = options.temperature;
   schedule.seed = options.seed;
-  std::vector<std::vector<TokenId>> prompts;
-  for (const Answer& answer : answers) prompts.push_back(answer.prompt_tokens);
-
-  AnswerPrinter printer(answers, loaded.tokenizer, options, screen);
+  AnswerPrinter printer(answers, directory.tokenizer, options, screen);
   Scheduler scheduler(
-      model, schedule, [&](TokenId token) { return loaded.tokenizer.ends_text(token); }, printer);
+      model, schedule, [&](TokenId token) { return directory.tokenizer.ends_text(token); },
+      printer);
   const auto start = Clock::now();
   scheduler.run(prompts);
   report.seconds = seconds_since(start);
   screen.end_progress();
 
   report.run = scheduler.stats();
-  report.weight_bytes = loaded.weights.step_bytes();
   report.backend = model.backend_name();
   if (!options.quiet || options.json) {
-    report.weight_bandwidth = loaded.weights.measure_bandwidth(options.num_threads);
+    report.weight_bandwidth = weights.measure_bandwidth(options.num_threads);
   }
   if (!options.quiet) screen.note(fmt::format("\n{}", to_text(report, options)));
   if (options.json) screen.write(to_json(answers, report) + "\n");
