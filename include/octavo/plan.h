@@ -137,7 +137,8 @@ class OCTAVO_EXPORT PlanOutcome {
   explicit operator bool() const noexcept { return ok(); }
 
   /// The plan. Errors: InvalidArgument, with the shortage's text, when there is none.
-  [[nodiscard]] const StepPlan& plan() const;
+  [[nodiscard]] const StepPlan& plan() const&;
+  [[nodiscard]] StepPlan plan() &&;
   /// What is missing. Errors: InvalidArgument when nothing is.
   [[nodiscard]] const Shortage& shortage() const;
 

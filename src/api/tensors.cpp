@@ -43,6 +43,13 @@ void check_tensor(const char* name, const ConstTensorView& tensor, std::int32_t 
   if (tensor.data == nullptr && !is_empty(tensor)) {
     base::throw_mismatch(fmt::format("{}.data", name), "a pointer", "null");
   }
+  const auto element = static_cast<std::uintptr_t>(dtype_bytes(tensor.dtype));
+  const std::uintptr_t beyond = reinterpret_cast<std::uintptr_t>(tensor.data) % element;
+  if (beyond != 0) {
+    base::throw_mismatch(fmt::format("{}.data", name),
+                         fmt::format("a multiple of {} bytes", element),
+                         fmt::format("{} beyond one", beyond));
+  }
 }
 
 void check_extent(const char* name, const ConstTensorView& tensor, std::int32_t axis,

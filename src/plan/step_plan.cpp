@@ -152,13 +152,15 @@ std::string Shortage::to_string() const {
   return text.empty() ? "nothing is missing" : text;
 }
 
-const StepPlan& PlanOutcome::plan() const {
+const StepPlan& PlanOutcome::plan() const& {
   if (shortage_ != nullptr) {
     throw Error(ErrorCode::InvalidArgument,
                 "plan: wanted a step that fits, got " + shortage_->to_string());
   }
   return plan_;
 }
+
+StepPlan PlanOutcome::plan() && { return std::as_const(*this).plan(); }
 
 namespace {
 
