@@ -2,6 +2,11 @@
 // Both CPU attentions against the float64 oracle.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "kernels/cpu/kernels.h"
 #include "kernels_cpu/problem.h"
 
@@ -160,6 +165,91 @@ TEST_P(AttendTest, CpuGivesTheSameBitsForAnyPageSizeAndThreads) {
     p.num_threads = 1 + page_size % 3;
     EXPECT_TRUE(same_bits(run(p, Kernel::Cpu), reference)) << "page size " << page_size;
   }
+}
+
+// Rows of a sequence come out alike whether its tokens came at once or in chunks, as long as the
+// chunks take the same way (see kDirectRows).
+TEST(Attend, GivesTheSameBitsForChunksAsForTheWhole) {
+  Problem whole;
+  whole.sequences = {{300, 300}};
+  whole.head_dim = whole.head_dim_v = 40;
+  const Answer all = run(whole, Kernel::Cpu);
+
+  // The chunk's queries are the whole's last ones, over the same keys.
+  Problem chunk = whole;
+  chunk.sequences = {{300, 37}};
+  chunk.skip_query_tokens = 263;
+  const Answer last = run(chunk, Kernel::Cpu);
+  const Answer wanted{
+      {all.out.end() - static_cast<std::ptrdiff_t>(last.out.size()), all.out.end()},
+      {all.lse.end() - static_cast<std::ptrdiff_t>(last.lse.size()), all.lse.end()}};
+  EXPECT_TRUE(same_bits(last, wanted));
+}
+
+TEST(Attend, HoldsForLogitsOfThousands) {
+  Problem p;
+  p.sequences = {{90, 90}, {300, 1}};
+  p.num_q_heads = 4;
+  p.num_kv_heads = 2;
+  p.head_dim = p.head_dim_v = 64;
+  p.magnitude = 30.0;
+  // Logits this large are themselves 1e-3 off in float32.
+  EXPECT_EQ(difference(run(p, Kernel::Cpu), expected(p), 2e-2, 4e-3), "");
+  EXPECT_EQ(difference(run(p, Kernel::Unfused), expected(p)), "");
+}
+
+TEST(Attend, WritesHalfPrecisionOutputs) {
+  for (const DType dtype : {DType::F16, DType::BF16}) {
+    Problem p;
+    p.sequences = {{20, 20}, {70, 1}};
+    const Answer exact = expected(p);
+    p.out_dtype = dtype;
+    const double ulp = dtype == DType::F16 ? 1e-3 : 8e-3;
+    EXPECT_EQ(difference(run(p, Kernel::Cpu), exact, ulp, ulp), "");
+    EXPECT_EQ(difference(run(p, Kernel::Unfused), exact, ulp, ulp), "");
+  }
+}
+
+// A NaN that a row sees may show in it, but in no other row.
+TEST(Attend, KeepsNanToTheRowsThatSeeIt) {
+  for (const std::int32_t new_tokens : {4, 40}) {
+    for (const Kernel kernel : {Kernel::Cpu, Kernel::Unfused}) {
+      Problem p;
+      p.sequences = {{40, new_tokens}};
+      const Answer clean = run(p, kernel);
+      p.nan_value_key = 38;
+      const Answer dirty = run(p, kernel);
+      const std::size_t row = static_cast<std::size_t>(p.num_q_heads) * 16;
+      const std::size_t before = clean.out.size() - 2 * row;
+      for (std::size_t i = 0; i < clean.out.size(); ++i) {
+        if (i < before) {
+          ASSERT_EQ(dirty.out[i], clean.out[i]);
+        } else {
+          ASSERT_TRUE(std::isnan(dirty.out[i]));
+        }
+      }
+    }
+  }
+}
+
+TEST(Attend, IsSafeInsideAParallelRegion) {
+  Problem p;
+  p.sequences = {{100, 30}, {200, 1}};
+  p.split_tiles = 1;
+  const Answer reference = run(p, Kernel::Cpu);
+  int same = 0;
+#pragma omp parallel num_threads(3) reduction(+ : same)
+  same += same_bits(run(p, Kernel::Cpu), reference) ? 1 : 0;
+  EXPECT_EQ(same, 3);
+}
+
+TEST(Attend, TakesExplicitPositionsForRopeAlone) {
+  Problem p;
+  p.sequences = {{30, 6}};
+  p.rope = Rope{};
+  p.rope_positions = {5, 9, 100, 0, 3, 70000};
+  EXPECT_EQ(difference(run(p, Kernel::Cpu), expected(p)), "");
+  EXPECT_EQ(difference(run(p, Kernel::Unfused), expected(p)), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AttendTest, testing::ValuesIn(problems()),

@@ -83,12 +83,19 @@ std::int32_t num_tokens(const Problem& problem) {
 Values make_values(const Problem& p) {
   testkit::Random random(p.seed);
   Values values;
-  values.q = random_values(random, std::int64_t{num_tokens(p)} * p.num_q_heads * p.head_dim,
-                           p.q_dtype, p.magnitude);
+  const std::int64_t q_row = std::int64_t{p.num_q_heads} * p.head_dim;
+  const std::int64_t skipped = p.skip_query_tokens * q_row;
+  values.q = random_values(random, skipped + num_tokens(p) * q_row, p.q_dtype, p.magnitude);
+  values.q.erase(values.q.begin(), values.q.begin() + skipped);
   for (const Lengths& lengths : p.sequences) {
     const std::int64_t heads = std::int64_t{lengths.keys} * p.num_kv_heads;
     values.k.push_back(random_values(random, heads * p.head_dim, p.kv_dtype, p.magnitude));
     values.v.push_back(random_values(random, heads * p.head_dim_v, p.kv_dtype, 1.0));
+  }
+  if (p.nan_value_key >= 0) {
+    const std::int64_t row = std::int64_t{p.num_kv_heads} * p.head_dim_v;
+    std::fill_n(values.v[0].begin() + p.nan_value_key * row, row,
+                std::numeric_limits<float>::quiet_NaN());
   }
   for (std::int32_t h = 0; h < p.num_q_heads; ++h) {
     values.sinks.push_back(static_cast<float>(random.normal()));
@@ -198,7 +205,7 @@ struct Step {
     if (p.rope) {
       params.rope = {p.rope->style, p.rope->rotary_dim == 0 ? p.head_dim : p.rope->rotary_dim,
                      p.rope->base,  p.rope->cos,
-                     p.rope->sin,   nullptr};
+                     p.rope->sin,   p.rope_positions.empty() ? nullptr : p.rope_positions.data()};
     }
     params.num_threads = p.num_threads;
   }
@@ -370,7 +377,11 @@ Answer expected(const Problem& p) {
       Rope rope = *p.rope;
       if (rope.rotary_dim == 0) rope.rotary_dim = p.head_dim;
       for (std::int64_t r = 0; r < std::int64_t{lengths.new_tokens} * p.num_q_heads; ++r) {
-        testkit::rotate_by_definition(rope, lengths.keys - lengths.new_tokens + r / p.num_q_heads,
+        const std::int64_t i = r / p.num_q_heads;
+        const std::int64_t position = p.rope_positions.empty()
+                                          ? lengths.keys - lengths.new_tokens + i
+                                          : p.rope_positions[at(step.token_offsets[b] + i)];
+        testkit::rotate_by_definition(rope, position,
                                       std::span(q).subspan(at(r * p.head_dim), at(p.head_dim)));
       }
     }

@@ -41,10 +41,13 @@ struct Problem {
   bool sinks = false;
   bool alibi = false;
   std::optional<Rope> rope = {};
+  std::vector<std::int32_t> rope_positions = {};  // of all tokens, or none
   double magnitude = 1.0;
   std::int32_t split_tiles = 0;  // 0: no splits
   std::int32_t num_threads = 2;
   std::uint64_t seed = 1;
+  std::int32_t skip_query_tokens = 0;  // q begins with this many tokens of the random stream less
+  std::int32_t nan_value_key = -1;     // a key of sequence 0 whose V is NaN
 };
 
 struct Answer {

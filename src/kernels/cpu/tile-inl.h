@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/convert.h"
 #include "kernels/cpu/unit.h"
 
 // Accumulators are arrays of vectors: without full unrolling they would live in memory.
@@ -61,9 +62,16 @@ struct F32Elements {
 struct F16Elements {
   using T = std::uint16_t;
   static HWY_INLINE FloatVec load(FloatTag d, const T* from) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+    // Highway 1.0.3's portable widening makes 65536 of infinity and numbers of NaN.
+    float wide[kLanes];
+    for (std::int64_t i = 0; i < kLanes; ++i) wide[i] = base::f16_to_float(from[i]);
+    return hn::LoadU(d, wide);
+#else
     const hn::Rebind<hwy::float16_t, FloatTag> dh;
     const hn::Rebind<std::uint16_t, FloatTag> du;
     return hn::PromoteTo(d, hn::BitCast(dh, hn::LoadU(du, from)));
+#endif
   }
 };
 struct Bf16Elements {
