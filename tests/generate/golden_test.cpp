@@ -42,7 +42,8 @@ class Golden : public ::testing::Test {
       if (tokenizer.ends_text(token)) job_.ends.push_back(token);
     }
     std::ifstream in(std::string(OCTAVO_TEST_DATA_DIR) + "/generate.json");
-    for (const auto& answer : nlohmann::json::parse(in)["answers"]) {
+    const auto golden = nlohmann::json::parse(in);
+    for (const auto& answer : golden["answers"]) {
       job_.prompts.push_back(chat.encode(tokenizer, answer["prompt"].get<std::string>()));
       EXPECT_EQ(job_.prompts.back(), answer["prompt_tokens"].get<std::vector<TokenId>>());
       tokens_.push_back(answer["tokens"].get<std::vector<TokenId>>());
