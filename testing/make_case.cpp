@@ -39,6 +39,7 @@ class CaseMaker {
     a.window = spec.window;
     a.softcap = spec.softcap;
     case_.tolerance = tolerance_of(spec.dtype, Compute::Same);
+    widen_for_large_logits();
     if (spec.sinks) {
       case_.sinks.emplace(DType::F32, std::vector<std::int64_t>{a.num_q_heads});
       random_.fill_normal(*case_.sinks);
@@ -79,6 +80,18 @@ class CaseMaker {
   }
 
  private:
+  // The table of tolerances is for logits of order 1. A logit is a float32 sum whose terms add up
+  // to about sqrt(head_dim) * magnitude^2, scaled; two roundings of that size move the softmax by
+  // as much, relatively.
+  void widen_for_large_logits() {
+    if (spec_.magnitude <= 1.0) return;
+    const double logit_error =
+        2.0 * 0x1p-23 * std::sqrt(spec_.head_dim) * spec_.magnitude * spec_.magnitude;
+    case_.tolerance.atol += logit_error;
+    case_.tolerance.rtol += logit_error;
+    case_.tolerance.rms += logit_error / 5.0;
+  }
+
   // Ends, forks and cuts back a few sequences.
   void disturb(CaseStep& step) {
     std::vector<SequenceId> ids;
