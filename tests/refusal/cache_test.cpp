@@ -118,19 +118,19 @@ TEST(CacheConfigRefusal, NoticesADefaultOfTooManyPages) {
 }
 
 TEST(CacheConfigRefusal, SaysHowMuchMemoryThereIsNot) {
-  // 2^62 bytes fit an int64 and no machine.
+  // 2^60 bytes fit an int64 and no machine.
   const std::string message = construction(
       [](CacheConfig& c) {
         c.num_layers = 1;
-        c.num_kv_heads = 1;
+        c.num_kv_heads = 1 << 20;
         c.head_dim = 1;
         c.max_num_seqs = 1;
         c.max_seq_len = 1 << 30;
         c.page_size = 1 << 30;
-        c.num_pages = 1 << 30;
+        c.num_pages = 1 << 8;
       },
       ErrorCode::OutOfMemory);
-  EXPECT_NE(message.find("keys: wanted 4611686018427387904 bytes"), std::string::npos) << message;
+  EXPECT_NE(message.find("keys: wanted 1152921504606846976 bytes"), std::string::npos) << message;
 }
 
 // A cache of two sequences, 0 with 10 tokens and 1 with 5, begun.
