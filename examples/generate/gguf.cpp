@@ -28,19 +28,19 @@ constexpr std::size_t kMaxRank = 4;
 
 // Numbers of the value types, as the format has them.
 enum : std::uint32_t {
-  kU8,
-  kI8,
-  kU16,
-  kI16,
-  kU32,
-  kI32,
-  kF32,
-  kBool,
-  kText,
-  kArray,
-  kU64,
-  kI64,
-  kF64
+  TypeU8,
+  TypeI8,
+  TypeU16,
+  TypeI16,
+  TypeU32,
+  TypeI32,
+  TypeF32,
+  TypeBool,
+  TypeText,
+  TypeArray,
+  TypeU64,
+  TypeI64,
+  TypeF64
 };
 
 constexpr std::array<const char*, 13> kValueNames = {
@@ -114,7 +114,7 @@ class Gguf::Cursor {
   std::size_t at_ = 0;
 };
 
-Gguf::Gguf(std::span<const std::byte> bytes, std::string name) : name_(printable(name)) {
+Gguf::Gguf(std::span<const std::byte> bytes, std::string_view name) : name_(printable(name)) {
   Cursor cursor(bytes, name_);
   const auto magic = cursor.take(4, "the magic");
   if (std::memcmp(magic.data(), "GGUF", 4) != 0) {
@@ -136,36 +136,36 @@ Gguf::Gguf(std::span<const std::byte> bytes, std::string name) : name_(printable
 Gguf::Value Gguf::read_value(Cursor& cursor, std::uint32_t type, std::string_view key) const {
   const char* what = "a metadata value";
   switch (type) {
-    case kU8:
+    case TypeU8:
       return std::int64_t{cursor.number<std::uint8_t>(what)};
-    case kI8:
+    case TypeI8:
       return std::int64_t{cursor.number<std::int8_t>(what)};
-    case kU16:
+    case TypeU16:
       return std::int64_t{cursor.number<std::uint16_t>(what)};
-    case kI16:
+    case TypeI16:
       return std::int64_t{cursor.number<std::int16_t>(what)};
-    case kU32:
+    case TypeU32:
       return std::int64_t{cursor.number<std::uint32_t>(what)};
-    case kI32:
+    case TypeI32:
       return std::int64_t{cursor.number<std::int32_t>(what)};
-    case kI64:
+    case TypeI64:
       return cursor.number<std::int64_t>(what);
-    case kU64: {
+    case TypeU64: {
       const auto value = cursor.number<std::uint64_t>(what);
       if (!std::in_range<std::int64_t>(value)) {
         fail("{}: {}: wanted at most 2^63 - 1, got {}", name_, printable(key), value);
       }
       return static_cast<std::int64_t>(value);
     }
-    case kF32:
+    case TypeF32:
       return static_cast<double>(cursor.number<float>(what));
-    case kF64:
+    case TypeF64:
       return cursor.number<double>(what);
-    case kBool:
+    case TypeBool:
       return cursor.number<std::uint8_t>(what) != 0;
-    case kText:
+    case TypeText:
       return cursor.text(what);
-    case kArray:
+    case TypeArray:
       return read_array(cursor, key);
     default:
       fail("{}: {}: wanted a value type up to {}, got {}", name_, printable(key),
@@ -176,17 +176,17 @@ Gguf::Value Gguf::read_value(Cursor& cursor, std::uint32_t type, std::string_vie
 Gguf::Value Gguf::read_array(Cursor& cursor, std::string_view key) const {
   const auto type = cursor.number<std::uint32_t>("an array's type");
   const auto length = cursor.number<std::uint64_t>("an array's length");
-  if (type >= kValueNames.size() || type == kArray) {
+  if (type >= kValueNames.size() || type == TypeArray) {
     fail("{}: {}: wanted an array of numbers or strings, got one of {}", name_, printable(key),
-         type == kArray ? std::string("arrays") : fmt::format("type {}", type));
+         type == TypeArray ? std::string("arrays") : fmt::format("type {}", type));
   }
   cursor.count(length, kValueBytes[type], "array elements");
   Array array;
   array.kind = fmt::format("array of {}", kValueNames[type]);
-  if (type == kText) {
+  if (type == TypeText) {
     array.texts.reserve(static_cast<std::size_t>(length));
     for (std::uint64_t i = 0; i < length; ++i) array.texts.push_back(cursor.text("a string"));
-  } else if (type == kF32 || type == kF64) {
+  } else if (type == TypeF32 || type == TypeF64) {
     // Scores and the like: nobody here reads them.
     cursor.take(length * kValueBytes[type], "an array");
   } else {

@@ -47,7 +47,7 @@ struct GgufTensor {
 class Gguf {
  public:
   /// `name` stands in front of error messages.
-  Gguf(std::span<const std::byte> bytes, std::string name);
+  Gguf(std::span<const std::byte> bytes, std::string_view name);
 
   /// Values by key; nothing when the key is absent. A value of another kind is an error.
   [[nodiscard]] std::optional<std::string_view> text(std::string_view key) const;

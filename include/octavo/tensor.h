@@ -29,9 +29,9 @@ struct BasicTensorView {
   constexpr BasicTensorView() = default;
 
   /// A dense, row-major tensor. Extents beyond kMaxRank are ignored.
-  constexpr BasicTensorView(PointerT data_, DType dtype_,
-                            std::initializer_list<std::int64_t> extents, Device device_ = {})
-      : data(data_), dtype(dtype_), device(device_) {
+  constexpr BasicTensorView(PointerT pointer, DType type,
+                            std::initializer_list<std::int64_t> extents, Device place = {})
+      : data(pointer), dtype(type), device(place) {
     for (const std::int64_t extent : extents) {
       if (rank < kMaxRank) shape[static_cast<std::size_t>(rank++)] = extent;
     }

@@ -11,13 +11,13 @@ namespace octavo {
 namespace {
 
 const detail::PlanData& empty_plan() {
-  static const detail::PlanData empty = [] {
+  static const detail::PlanData kEmpty = [] {
     detail::PlanData data;
     data.token_offsets = {0};
     data.entry_offsets = {0};
     return data;
   }();
-  return empty;
+  return kEmpty;
 }
 
 const detail::PlanData& content(const detail::PlanData* data) {
