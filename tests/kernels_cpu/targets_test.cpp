@@ -123,7 +123,7 @@ const auto kTargets = testing::Values(HWY_STATIC_TARGET);
 #endif
 
 INSTANTIATE_TEST_SUITE_P(All, TargetTest, kTargets,
-                         [](const auto& info) { return std::string(hwy::TargetName(info.param)); });
+                         [](const auto& info) { return std::string(hwy::TargetName(target.param)); });
 
 }  // namespace
 }  // namespace octavo::test

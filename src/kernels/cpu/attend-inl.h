@@ -104,47 +104,40 @@ struct Logits {
 // One row's softmax step: scores become weights exp(logit - max); max and sums move on. Returns the
 // factor by which what was summed before shrinks.
 template <bool kMasked>
-HWY_INLINE float soften(FloatTag d, const Logits& logits, Span span, float* HWY_RESTRICT scores,
-                        float& max, float* HWY_RESTRICT sum) {
-  constexpr std::int64_t kVectors = kKeyTile / kLanes;
-  FloatVec s[kVectors];
+HWY_NOINLINE float soften(const Logits& logits, Span span, float* HWY_RESTRICT scores, float& max,
+                          float* HWY_RESTRICT sum) {
+  const FloatTag d;
+  const FloatVec scale = hn::Set(d, logits.scale);
   FloatVec highest = hn::Set(d, kNothing);
-  OCTAVO_UNROLL
-  for (std::int64_t c = 0; c < kVectors; ++c) {
-    s[c] = hn::Mul(hn::Load(d, scores + c * kLanes), hn::Set(d, logits.scale));
-  }
-  if (HWY_UNLIKELY(logits.softcap > 0.0F)) {
-    for (std::int64_t c = 0; c < kVectors; ++c) {
-      s[c] =
-          hn::Mul(hn::Set(d, logits.softcap), Tanh(d, hn::Div(s[c], hn::Set(d, logits.softcap))));
+  OCTAVO_UNROLL_4
+  for (std::int64_t at = 0; at < kKeyTile; at += kLanes) {
+    FloatVec s = hn::Mul(hn::Load(d, scores + at), scale);
+    const FloatVec keys = hn::Iota(d, static_cast<float>(at));
+    if (HWY_UNLIKELY(logits.softcap > 0.0F)) {
+      const FloatVec cap = hn::Set(d, logits.softcap);
+      s = hn::Mul(cap, Tanh(d, hn::Div(s, cap)));
     }
-  }
-  if (HWY_UNLIKELY(logits.slope != 0.0F)) {
-    for (std::int64_t c = 0; c < kVectors; ++c) {
-      const FloatVec keys = hn::Iota(d, static_cast<float>(c * kLanes));
+    if (HWY_UNLIKELY(logits.slope != 0.0F)) {
       const FloatVec distance = hn::Abs(hn::Sub(hn::Set(d, logits.distance), keys));
-      s[c] = hn::NegMulAdd(hn::Set(d, logits.slope), distance, s[c]);
+      s = hn::NegMulAdd(hn::Set(d, logits.slope), distance, s);
     }
-  }
-  OCTAVO_UNROLL
-  for (std::int64_t c = 0; c < kVectors; ++c) {
     if (kMasked) {
-      const FloatVec keys = hn::Iota(d, static_cast<float>(c * kLanes));
       const auto hidden = hn::Or(hn::Lt(keys, hn::Set(d, static_cast<float>(span.begin))),
                                  hn::Ge(keys, hn::Set(d, static_cast<float>(span.end))));
-      s[c] = hn::IfThenElse(hidden, hn::Set(d, kNothing), s[c]);
+      s = hn::IfThenElse(hidden, hn::Set(d, kNothing), s);
     }
-    highest = hn::Max(highest, s[c]);
+    hn::Store(s, d, scores + at);
+    highest = hn::Max(highest, s);
   }
   const float new_max = std::max(max, hn::GetLane(hn::MaxOfLanes(d, highest)));
   // A row that has seen no key yet keeps max -inf; against 0 its weights are exp(-inf) = 0.
   const float reference = new_max == kNothing ? 0.0F : new_max;
   const float factor = max == new_max ? 1.0F : hn::GetLane(Exp(d, hn::Set(d, max - reference)));
   FloatVec total = hn::Zero(d);
-  OCTAVO_UNROLL
-  for (std::int64_t c = 0; c < kVectors; ++c) {
-    const FloatVec weight = Exp(d, hn::Sub(s[c], hn::Set(d, reference)));
-    hn::Store(weight, d, scores + c * kLanes);
+  OCTAVO_UNROLL_4
+  for (std::int64_t at = 0; at < kKeyTile; at += kLanes) {
+    const FloatVec weight = Exp(d, hn::Sub(hn::Load(d, scores + at), hn::Set(d, reference)));
+    hn::Store(weight, d, scores + at);
     total = hn::Add(total, weight);
   }
   hn::Store(hn::MulAdd(hn::Load(d, sum), hn::Set(d, factor), total), d, sum);
@@ -152,39 +145,34 @@ HWY_INLINE float soften(FloatTag d, const Logits& logits, Span span, float* HWY_
   return factor;
 }
 
-// The products with V of kRows rows that may see different keys. A hidden key's value enters no
+// The products with a packed tile's V of kPackedRows rows that see different keys: those that all
+// see together, what a row sees before and behind them by itself. A hidden key's value enters no
 // product, not even with weight 0: it could be NaN.
-template <class Elements, int kRows, int kVectors, class Rows>
-HWY_INLINE void weigh_rows(const Span* spans, const float* weights, const Rows& v, std::int64_t dim,
-                           const float* factors, float* to, std::int64_t to_stride, float* part) {
+inline void weigh_packed_rows(const Span* spans, const float* weights, const DenseRows& v,
+                              std::int64_t dim, const float* factors, float* to,
+                              std::int64_t to_stride, float* part) {
+  constexpr int kVectors = kPackedVectors;
   Span common = spans[0];
-  bool same = true;
-  for (int r = 1; r < kRows; ++r) {
-    same = same && spans[r] == spans[0];
+  for (int r = 1; r < kPackedRows; ++r) {
     common.begin = std::max(common.begin, spans[r].begin);
     common.end = std::min(common.end, spans[r].end);
   }
-  if (same) {
-    weigh<Elements, Sums::Merge, kRows, kVectors>(weights, v, common.begin, common.end, dim,
-                                                  factors, to, to_stride, {});
-    return;
-  }
   if (common.empty()) common = Span{kKeyTile, kKeyTile};
-  std::fill_n(part, kRows * to_stride, 0.0F);
-  for (int r = 0; r < kRows; ++r) {
-    weigh<Elements, Sums::Extend, 1, kVectors>(weights + r * kKeyTile, v, spans[r].begin,
-                                               std::min(spans[r].end, common.begin), dim, nullptr,
-                                               part + r * to_stride, to_stride, {});
+  std::fill_n(part, kPackedRows * to_stride, 0.0F);
+  for (int r = 0; r < kPackedRows; ++r) {
+    weigh<F32Elements, Sums::Extend, 1, kVectors>(weights + r * kKeyTile, v, spans[r].begin,
+                                                  std::min(spans[r].end, common.begin), dim,
+                                                  nullptr, part + r * to_stride, to_stride, {});
   }
-  weigh<Elements, Sums::Extend, kRows, kVectors>(weights, v, common.begin, common.end, dim, nullptr,
-                                                 part, to_stride, {});
-  for (int r = 0; r < kRows; ++r) {
-    weigh<Elements, Sums::Extend, 1, kVectors>(weights + r * kKeyTile, v,
-                                               std::max(spans[r].begin, common.end), spans[r].end,
-                                               dim, nullptr, part + r * to_stride, to_stride, {});
+  weigh<F32Elements, Sums::Extend, kPackedRows, kVectors>(weights, v, common.begin, common.end, dim,
+                                                          nullptr, part, to_stride, {});
+  for (int r = 0; r < kPackedRows; ++r) {
+    weigh<F32Elements, Sums::Extend, 1, kVectors>(
+        weights + r * kKeyTile, v, std::max(spans[r].begin, common.end), spans[r].end, dim, nullptr,
+        part + r * to_stride, to_stride, {});
   }
   const FloatTag d;
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < kPackedRows; ++r) {
     const FloatVec factor = hn::Set(d, factors[r]);
     for (std::int64_t at = r * to_stride; at < (r + 1) * to_stride; at += kLanes) {
       hn::Store(hn::MulAdd(hn::Load(d, to + at), factor, hn::Load(d, part + at)), d, to + at);
@@ -320,53 +308,47 @@ class UnitKernel {
     return result;
   }
 
-  // Softmax step of `count` rows from `first` on, scores in the scratch.
-  template <bool kMasked>
-  HWY_INLINE void soften_rows(std::int32_t h, std::int64_t first, int count, const Span* spans,
-                              const HeadRows& state, float* factors) {
-    const FloatTag d;
+  // Softmax step of `count` rows from `first` on, whose scores are in the scratch. Returns whether
+  // they all see the same keys, `spans` and `factors` say which and how much what came before
+  // shrinks.
+  bool soften_rows(std::int32_t h, std::int64_t first, int count, const HeadRows& state,
+                   Span* spans, float* factors) {
+    bool same = true;
+    const bool whole = tile().uniform && tile().seen == Span{0, kKeyTile};
     for (int r = 0; r < count; ++r) {
       const std::int64_t row = first + r;
-      factors[r] = soften<kMasked>(d, logits_of(h, row), spans[r], scratch_.scores + r * kKeyTile,
-                                   state.max[row], state.sum + row * kMaxLanes);
+      spans[r] = tile().uniform ? tile().seen : clip(keys_of(unit_, token_of(row)), tile().first);
+      same = same && spans[r] == spans[0];
+      const auto step = whole ? soften<false> : soften<true>;
+      factors[r] = step(logits_of(h, row), spans[r], scratch_.scores + r * kKeyTile, state.max[row],
+                        state.sum + row * kMaxLanes);
     }
+    return same;
   }
 
   // Of a tile's blocks the first one fetches ahead.
   template <int kRows>
   void direct_block(std::int32_t h, std::int64_t first, const HeadRows& state) {
+    Span spans[kDirectBlock];
+    float factors[kDirectBlock];
     score_direct<Elements, kRows>(state.q + first * q_stride_, q_stride_, keys(h),
                                   tile().seen.begin, tile().seen.end, p_.head_dim, scratch_.scores,
                                   first == 0 ? values_ahead(tile(), h) : Ahead{});
-    finish_block<Elements, kRows, kDirectVectors>(h, first, state, values(h),
-                                                  first == 0 ? keys_after(h) : Ahead{});
-  }
-
-  // Softmax and products with V of kRows rows whose scores are there.
-  template <class VElements, int kRows, int kVectors, class Rows>
-  HWY_INLINE void finish_block(std::int32_t h, std::int64_t first, const HeadRows& state,
-                               const Rows& v, const Ahead& ahead) {
-    Span spans[static_cast<std::size_t>(kRows)];
-    float factors[static_cast<std::size_t>(kRows)];
+    const bool same = soften_rows(h, first, kRows, state, spans, factors);
+    const Ahead next = first == 0 ? keys_after(h) : Ahead{};
+    const PageRows<T> v = values(h);
     float* to = state.weighted + first * v_stride_;
-    if (tile().uniform) {
-      std::fill_n(spans, kRows, tile().seen);
-      if (tile().seen == Span{0, kKeyTile}) {
-        soften_rows<false>(h, first, kRows, spans, state, factors);
-      } else {
-        soften_rows<true>(h, first, kRows, spans, state, factors);
-      }
-      weigh<VElements, Sums::Merge, kRows, kVectors>(scratch_.scores, v, tile().seen.begin,
-                                                     tile().seen.end, p_.head_dim_v, factors, to,
-                                                     v_stride_, ahead);
+    if (same) {
+      weigh<Elements, Sums::Merge, kRows, kDirectVectors>(scratch_.scores, v, spans[0].begin,
+                                                          spans[0].end, p_.head_dim_v, factors, to,
+                                                          v_stride_, next);
       return;
     }
     for (int r = 0; r < kRows; ++r) {
-      spans[r] = clip(keys_of(unit_, token_of(first + r)), tile().first);
+      weigh<Elements, Sums::Merge, 1, kDirectVectors>(
+          scratch_.scores + r * kKeyTile, v, spans[r].begin, spans[r].end, p_.head_dim_v,
+          factors + r, to + r * v_stride_, v_stride_, {});
     }
-    soften_rows<true>(h, first, kRows, spans, state, factors);
-    weigh_rows<VElements, kRows, kVectors>(spans, scratch_.scores, v, p_.head_dim_v, factors, to,
-                                           v_stride_, scratch_.part);
   }
 
   void direct_tile(std::int32_t h) {
@@ -375,16 +357,14 @@ class UnitKernel {
     for (; first + kDirectBlock <= rows_; first += kDirectBlock) {
       direct_block<kDirectBlock>(h, first, state);
     }
-    switch (rows_ - first) {
-      case 3:
-        return direct_block<3>(h, first, state);
-      case 2:
-        return direct_block<2>(h, first, state);
-      case 1:
-        return direct_block<1>(h, first, state);
-      default:
-        return;
+    const std::int64_t left = rows_ - first;
+    if constexpr (kDirectBlock > 3) {
+      if (left == 3) return direct_block<3>(h, first, state);
     }
+    if constexpr (kDirectBlock > 2) {
+      if (left == 2) return direct_block<2>(h, first, state);
+    }
+    if (left == 1) direct_block<1>(h, first, state);
   }
 
   void packed_tile(std::int32_t h, const HeadRows& state) {
@@ -401,8 +381,23 @@ class UnitKernel {
       }
       if (!tile().uniform && block_sees_nothing(first)) continue;
       score_packed(state.q + first * q_stride_, scratch_.k_packed, p_.head_dim, scratch_.scores);
-      finish_block<F32Elements, kPackedRows, kPackedVectors>(
-          h, first, state, DenseRows{scratch_.v_packed, v_stride_}, {});
+      finish_packed(h, first, state);
+    }
+  }
+
+  void finish_packed(std::int32_t h, std::int64_t first, const HeadRows& state) {
+    Span spans[kPackedRows];
+    float factors[kPackedRows];
+    const bool same = soften_rows(h, first, kPackedRows, state, spans, factors);
+    const DenseRows v{scratch_.v_packed, v_stride_};
+    float* to = state.weighted + first * v_stride_;
+    if (same) {
+      weigh<F32Elements, Sums::Merge, kPackedRows, kPackedVectors>(
+          scratch_.scores, v, spans[0].begin, spans[0].end, p_.head_dim_v, factors, to, v_stride_,
+          {});
+    } else {
+      weigh_packed_rows(spans, scratch_.scores, v, p_.head_dim_v, factors, to, v_stride_,
+                        scratch_.part);
     }
   }
 

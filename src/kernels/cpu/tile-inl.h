@@ -25,8 +25,10 @@
 #ifndef OCTAVO_UNROLL
 #if defined(__clang__)
 #define OCTAVO_UNROLL _Pragma("clang loop unroll(full)")
+#define OCTAVO_UNROLL_4 _Pragma("clang loop unroll_count(4)")
 #else
 #define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+#define OCTAVO_UNROLL_4 _Pragma("GCC unroll 4")
 #endif
 #endif
 
@@ -246,8 +248,9 @@ enum class Sums {
   Extend  // to continues: sums start from it and go back to it
 };
 
-// kRows rows of weights times keys [begin, end), kVectors vectors of dims from `at` on.
-template <class Elements, Sums kSums, int kRows, int kVectors, bool kTail, class Rows>
+// kRows rows of weights times keys [begin, end), kVectors vectors of dims from `at` on; `tail` > 0:
+// one vector of so few dims.
+template <class Elements, Sums kSums, int kRows, int kVectors, class Rows>
 HWY_INLINE void weigh_dims(FloatTag d, const float* HWY_RESTRICT weights, const Rows& v,
                            std::int64_t begin, std::int64_t end, std::int64_t at, std::int64_t tail,
                            const float* factors, float* HWY_RESTRICT to, std::int64_t to_stride,
@@ -267,7 +270,8 @@ HWY_INLINE void weigh_dims(FloatTag d, const float* HWY_RESTRICT weights, const 
     VecRow<kVectors> values;
     OCTAVO_UNROLL
     for (int c = 0; c < kVectors; ++c) {
-      values[c] = kTail ? load_tail<Elements>(d, row, tail) : Elements::load(d, row + c * kLanes);
+      values[c] = kVectors == 1 && tail > 0 ? load_tail<Elements>(d, row, tail)
+                                            : Elements::load(d, row + c * kLanes);
     }
     OCTAVO_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -297,18 +301,15 @@ HWY_NOINLINE void weigh(const float* weights, const Rows& v, std::int64_t begin,
   Ahead once = ahead;  // by the first pass over the keys
   std::int64_t at = 0;
   for (; at + kVectors * kLanes <= dim; at += kVectors * kLanes) {
-    weigh_dims<Elements, kSums, kRows, kVectors, false>(d, weights, v, begin, end, at, 0, factors,
-                                                        to, to_stride, once);
-    once = {};
-  }
-  for (; at + kLanes <= dim; at += kLanes) {
-    weigh_dims<Elements, kSums, kRows, 1, false>(d, weights, v, begin, end, at, 0, factors, to,
+    weigh_dims<Elements, kSums, kRows, kVectors>(d, weights, v, begin, end, at, 0, factors, to,
                                                  to_stride, once);
     once = {};
   }
-  if (at < dim) {
-    weigh_dims<Elements, kSums, kRows, 1, true>(d, weights, v, begin, end, at, dim - at, factors,
-                                                to, to_stride, once);
+  for (; at < dim; at += kLanes) {
+    const std::int64_t tail = dim - at < kLanes ? dim - at : 0;
+    weigh_dims<Elements, kSums, kRows, 1>(d, weights, v, begin, end, at, tail, factors, to,
+                                          to_stride, once);
+    once = {};
   }
 }
 
