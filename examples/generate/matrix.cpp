@@ -3,6 +3,7 @@
 #include "examples/generate/matrix.h"
 
 #include <cblas.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
@@ -32,6 +33,20 @@ void gemm(const float* x, const float* w, float* y, std::size_t m, std::size_t n
 }
 
 }  // namespace
+
+void* allocate(std::size_t bytes) {
+  constexpr std::size_t kHugePage = std::size_t{1} << 21U;
+  const std::size_t alignment = bytes >= 2 * kHugePage ? kHugePage : 64;
+  if (bytes > SIZE_MAX - alignment) throw std::bad_alloc();
+  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* const at = std::aligned_alloc(alignment, rounded);
+  if (at == nullptr && bytes > 0) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  // Only a wish; without it the same memory comes in small pages.
+  if (alignment == kHugePage) madvise(at, rounded, MADV_HUGEPAGE);
+#endif
+  return at;
+}
 
 Matrix::Matrix(std::size_t rows, std::size_t columns, WeightType type)
     : rows_(rows), columns_(columns) {

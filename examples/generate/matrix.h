@@ -13,17 +13,20 @@ namespace generate {
 
 enum class WeightType : std::uint8_t { F32, Bf16 };
 
-/// Memory that is not cleared, aligned for SIMD. Owned, movable.
+/// `bytes` of memory, not cleared, aligned for SIMD; in huge pages where they pay and the system
+/// has them: streaming weights through small ones costs a table walk every 4 KiB. Free with
+/// std::free. Errors: std::bad_alloc.
+void* allocate(std::size_t bytes);
+
+/// Memory that is not cleared. Owned, movable.
 template <typename T>
 class Buffer {
  public:
   Buffer() = default;
   /// Errors: std::bad_alloc.
   explicit Buffer(std::size_t count) : size_(count) {
-    if (count > (SIZE_MAX - kAlignment) / sizeof(T)) throw std::bad_alloc();
-    const std::size_t bytes = (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-    data_.reset(static_cast<T*>(std::aligned_alloc(kAlignment, bytes)));
-    if (data_ == nullptr && bytes > 0) throw std::bad_alloc();
+    if (count > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
+    data_.reset(static_cast<T*>(allocate(count * sizeof(T))));
   }
 
   [[nodiscard]] T* data() noexcept { return data_.get(); }
@@ -32,7 +35,6 @@ class Buffer {
   [[nodiscard]] std::span<T> span() noexcept { return {data_.get(), size_}; }
 
  private:
-  static constexpr std::size_t kAlignment = 64;
   struct Free {
     void operator()(T* at) const noexcept { std::free(at); }
   };

@@ -69,6 +69,7 @@ std::string to_text(const RunReport& report, const Options& options) {
                                 "given back ({} tokens computed again)",
                                 run.pauses, run.evictions, run.recomputed_tokens));
   }
+  text.pop_back();
   return text;
 }
 
