@@ -3,7 +3,7 @@
 """Fails when a file takes longer to compile than it may.
 
 .ninja_log tells what each file took by the clock, with other compilers running beside it. A file
-that looks too slow there is compiled once more, alone and without ccache, and judged by its
+that looks too slow there is compiled anew, alone and without ccache, and judged by its
 processor time. A file out of ccache looks fast and passes; a machine with an empty cache judges it.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 # Seconds for one file, by the first prefix that fits its path from the top of the tree. Kernels are
 # compiled many times over in one file: for each GPU architecture, for each instruction set.
 LIMITS = [
-    ("cli/main.cpp", 10),
+    ("cli/app.cpp", 10),
     ("src/kernels/cudnn/", 60),
     ("src/kernels/", 30),
     ("", 6),
@@ -27,6 +27,8 @@ LIMITS = [
 # A clean build of the library and the programs, by two compilers at a time.
 CLEAN_BUILD_SECONDS = 120
 CLEAN_BUILD_JOBS = 2
+# The best counts: a neighbour on the same core makes even processor time longer.
+RUNS_ALONE = 2
 
 
 def limit_of(source):
@@ -82,7 +84,7 @@ def main():
             continue
         took, limit = logged[key], limit_of(source)
         if took > limit:
-            took = measure_alone(command, folder)
+            took = min(measure_alone(command, folder) for _ in range(RUNS_ALONE))
             if took > limit:
                 over += 1
                 print(f"{source}: wanted at most {limit} s to compile, got {took:.1f} s")
