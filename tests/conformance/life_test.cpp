@@ -210,6 +210,23 @@ TEST_P(Life, AnUndonePlanChangesNothing) {
   EXPECT_TRUE(of_fork == directly);
 }
 
+// Libraries multiply masked values by 0, which NaN survives: what a step enters it clears.
+TEST_P(Life, AStepClearsTheSlotsBehindItsEnd) {
+  Sequences seqs = fresh();
+  for (const TensorView& view : {seqs.cache().key_storage(0), seqs.cache().value_storage(0)}) {
+    testkit::poison(DType::F32, view.data, 0, view.shape[0] * view.strides[0]);
+  }
+  seqs.step(0, 21, 1);
+  const std::int32_t page = seqs.cache().page_ids(0).back();
+  const std::int64_t first = seqs.cache().config().kind == CacheKind::Paged ? 21 % 8 : 21;
+  for (const TensorView& view : {seqs.cache().key_storage(0), seqs.cache().value_storage(0)}) {
+    const auto* slot =
+        static_cast<const float*>(view.data) + page * view.strides[0] + first * view.strides[1];
+    EXPECT_EQ(std::vector<float>(slot, slot + kHeads * kDim),
+              std::vector<float>(std::size_t{kHeads} * kDim));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, Life,
                          Combine(ValuesIn(usable_backends()),
                                  Values(CacheKind::Paged, CacheKind::Contiguous)));
