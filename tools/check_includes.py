@@ -54,7 +54,7 @@ ROOMS = [
     room("examples/generate", libraries=[*PROGRAM, "json", "cli11", "pcre2", "blas", "highway"]),
     room("bench", [*TESTING, "src"], [*PROGRAM, "json", "highway", "benchmark"]),
     room("tests", [*TESTING, "src", "cli", "examples/generate"],
-         [*PROGRAM, "json", "gtest", "rapidcheck", "highway"]),
+         [*PROGRAM, "json", "gtest", "rapidcheck", "highway", "dlpack"]),
 ]
 
 # Each family of CUDA kernels knows the common parts and itself, never another family.
@@ -72,6 +72,7 @@ LIBRARIES = {
     "gtest": r"(gtest|gmock)/.*",
     "rapidcheck": r"rapidcheck(/.*|\.h)",
     "benchmark": r"benchmark/.*",
+    "dlpack": r"dlpack/dlpack\.h",
     "cuda": r"cuda.*\.h|cublasLt\.h|mma\.h|cooperative_groups.*",
     "cudnn": r"cudnn.*",
     "posix": r"(fcntl|unistd|sched|pthread|poll|spawn|signal)\.h|sys/.*\.h",
