@@ -122,8 +122,9 @@ const auto kTargets = testing::Values(HWY_STATIC_TARGET, HWY_AVX2, HWY_AVX3);
 const auto kTargets = testing::Values(HWY_STATIC_TARGET);
 #endif
 
-INSTANTIATE_TEST_SUITE_P(All, TargetTest, kTargets,
-                         [](const auto& info) { return std::string(hwy::TargetName(target.param)); });
+INSTANTIATE_TEST_SUITE_P(All, TargetTest, kTargets, [](const auto& target) {
+  return std::string(hwy::TargetName(target.param));
+});
 
 }  // namespace
 }  // namespace octavo::test

@@ -197,6 +197,7 @@ class UnitKernel {
   void run() {
     const bool direct = rows_ <= kDirectRows;
     if (direct) {
+      find_first_tile(unit_.first_head);
       for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) start_head(h, head_rows(h));
       for (std::int64_t t = unit_.first_key_tile; t < unit_.end_key_tile; ++t) {
         enter_tile(t);
@@ -208,6 +209,7 @@ class UnitKernel {
     }
     for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) {
       const HeadRows rows{scratch_.q, scratch_.weighted, scratch_.sum, scratch_.max};
+      find_first_tile(h);
       start_head(h, rows);
       for (std::int64_t t = unit_.first_key_tile; t < unit_.end_key_tile; ++t) {
         enter_tile(t);
@@ -221,14 +223,18 @@ class UnitKernel {
   [[nodiscard]] const KeyTile& tile() const { return tiles_[current_]; }
   [[nodiscard]] const KeyTile& next_tile() const { return tiles_[1 - current_]; }
 
+  // Looks up the unit's first tile and fetches its keys, while the queries are made ready.
+  void find_first_tile(std::int32_t h) {
+    if (unit_.first_key_tile >= unit_.end_key_tile) return;
+    locate(unit_, unit_.first_key_tile, tiles_[current_]);
+    const Ahead keys = keys_ahead(tile(), h);
+    for (std::int64_t key = keys.begin; key < keys.end; ++key) keys.fetch(key);
+  }
+
   // Makes tile `t` the current one and looks up the one behind it, for its rows to be fetched
   // early.
   void enter_tile(std::int64_t t) {
-    if (t == unit_.first_key_tile) {
-      locate(unit_, t, tiles_[current_]);
-    } else {
-      current_ = 1 - current_;
-    }
+    if (t != unit_.first_key_tile) current_ = 1 - current_;
     KeyTile& next = tiles_[1 - current_];
     next.seen = {};
     if (t + 1 < unit_.end_key_tile) locate(unit_, t + 1, next);
