@@ -4,7 +4,9 @@
 
 .ninja_log tells what each file took by the clock, with other compilers running beside it. A file
 that looks too slow there is compiled anew, alone and without ccache, and judged by its
-processor time. A file out of ccache looks fast and passes; a machine with an empty cache judges it.
+processor time. Limits are for the machine they were set on; a slower one, or a busy one, gets as much
+more as a small reference file takes longer there. A file out of ccache looks fast and passes; a machine
+with an empty cache judges it.
 """
 
 import argparse
@@ -29,6 +31,11 @@ CLEAN_BUILD_SECONDS = 120
 CLEAN_BUILD_JOBS = 2
 # The best counts: a neighbour on the same core makes even processor time longer.
 RUNS_ALONE = 2
+
+
+# The reference: what it holds, and its processor seconds where the limits were set.
+REFERENCE = "#include <memory>\n#include <span>\n#include <string>\n#include <vector>\n"
+REFERENCE_SECONDS = 0.35
 
 
 def limit_of(source):
@@ -71,21 +78,33 @@ def measure_alone(command, folder):
             - before.children_user - before.children_system)
 
 
+def machine_factor(compiler):
+    """How much longer than where the limits were set compiling takes here and now; at least 1."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "reference.cpp"
+        source.write_text(REFERENCE, encoding="utf-8")
+        command = [compiler, "-std=c++20", "-O2", "-g", "-c", str(source), "-o", "out.o"]
+        seconds = min(measure_alone(command, scratch) for _ in range(3))
+    return max(1.0, seconds / REFERENCE_SECONDS)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=Path, help="a build folder of Ninja, after a build")
     build = parser.parse_args().build.resolve()
 
     logged = durations(build)
-    over, total, slowest = 0, 0.0, ("nothing", 0.0)
+    over, total, slowest, factor = 0, 0.0, ("nothing", 0.0), None
     for source, command, folder, output in compiled_files(build):
         key = os.path.relpath(Path(folder) / output, build)
         if key not in logged:
             continue
         took, limit = logged[key], limit_of(source)
         if took > limit:
+            compiler = next(word for word in command if Path(word).name != "ccache")
+            factor = max(factor or 1.0, machine_factor(compiler))
             took = min(measure_alone(command, folder) for _ in range(RUNS_ALONE))
-            if took > limit:
+            if took > limit * factor:
                 over += 1
                 print(f"{source}: wanted at most {limit} s to compile, got {took:.1f} s")
         slowest = max(slowest, (source, took), key=lambda pair: pair[1])
@@ -95,6 +114,8 @@ def main():
     print(f"slowest file: {slowest[0]}, {slowest[1]:.1f} s; library and programs: {clean:.0f} s "
           f"with {CLEAN_BUILD_JOBS} compilers (files from ccache count little)")
     if clean > CLEAN_BUILD_SECONDS:
+        factor = factor or machine_factor("c++")
+    if clean > CLEAN_BUILD_SECONDS * (factor or 1.0):
         over += 1
         print(f"clean build without tests: wanted at most {CLEAN_BUILD_SECONDS} s, "
               f"got {clean:.0f} s")
