@@ -13,7 +13,6 @@
 #include "testing/random.h"
 
 namespace octavo::test {
-
 namespace {
 
 using kernels::TokenLayout;
