@@ -124,7 +124,7 @@ kernels::StepBatch checked_batch(const KvView& cache, const StepArrays& step, bo
 }
 
 api::StepShape step_shape(const StepArrays& step, TensorFormat format) {
-  api::StepShape shape{format, step.num_seqs, step.num_tokens, 0};
+  api::StepShape shape{format, step.num_seqs, step.num_tokens};
   for (std::int32_t b = 0; b < step.num_seqs; ++b) {
     shape.max_new_tokens =
         std::max(shape.max_new_tokens, step.token_offsets[b + 1] - step.token_offsets[b]);
@@ -140,8 +140,8 @@ void attend(const AttentionConfig& config, const KvView& cache, const StepArrays
   const AttentionConfig c = api::checked(config);
   const kernels::KvPages pages = checked_pages(c, cache, false);
   const kernels::StepBatch batch = checked_batch(cache, step, false);
-  const kernels::AttendParams params =
-      api::attend_params(c, inputs, step_shape(step, inputs.format), batch, pages, out, lse);
+  const kernels::AttendParams params = api::attend_params(
+      c, inputs, step_shape(step, inputs.format), {batch, batch}, pages, out, lse);
   const Backend backend =
       dispatch::choose(c.backend, api::attend_request(c, params, cache.k.device));
   plan::ScheduleSet schedules;
@@ -157,7 +157,8 @@ void append_tokens(const AttentionConfig& config, const KvView& cache, const Ste
   // Asked of the definition, which takes every layout: the append depends on nothing else.
   static_cast<void>(
       dispatch::choose(Backend::Unfused, dispatch::make_request(c, pages.dtype, cache.k.device)));
-  dispatch::append(api::append_params(c, inputs, step_shape(step, inputs.format), batch, pages));
+  dispatch::append(
+      api::append_params(c, inputs, step_shape(step, inputs.format), {batch, batch}, pages));
 }
 
 Explanation explain(const AttentionConfig& config, const KvView& cache, const LayerInputs& inputs) {
