@@ -56,7 +56,8 @@ ROOMS = [
     room("examples", libraries=PROGRAM),
     room("examples/generate", libraries=[*PROGRAM, "json", "cli11", "pcre2", "blas", "highway"]),
     room("bench", [*TESTING, "src"], [*PROGRAM, "json", "highway", "benchmark"]),
-    room("tests/gpu", [*TESTING, "src"], [*PROGRAM, "gtest", "cuda"]),
+    room("bench/gpu", [*TESTING, "bench"], [*PROGRAM, "cuda"]),
+    room("tests/gpu", [*TESTING, "src", "tests"], [*PROGRAM, "gtest", "cuda"]),
     room("tests", [*TESTING, "src", "cli", "examples/generate"],
          [*PROGRAM, "json", "gtest", "rapidcheck", "highway", "dlpack"]),
 ]

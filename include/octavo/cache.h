@@ -43,8 +43,9 @@ struct CacheConfig {
   TensorView values = {};
 
   /// Workspace of a GPU's cache: memory of the caller's, or null: the cache's own. Bytes: 0 is a
-  /// default that holds the longest sequence's products; see cache_sizes. On the CPU it grows by
-  /// itself, and both stay 0.
+  /// default that holds the products of sequences of max_seq_len, up to 2 GiB of them; see
+  /// cache_sizes. A layer call that needs more is refused. On the CPU it grows by itself, and both
+  /// stay 0.
   void* workspace = nullptr;
   std::int64_t workspace_bytes = 0;
 };

@@ -116,7 +116,7 @@ struct Place {
 };
 Place place_of(const void* pointer);
 
-/// Throws InvalidArgument when the stream is another device's.
+/// Throws InvalidArgument when the stream is another device's, unless it is being captured.
 void check_stream(Device device, Stream stream);
 
 /// With OCTAVO_SYNC=1 in the environment, waits for the stream, so that a failure shows at the call

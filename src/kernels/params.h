@@ -114,6 +114,8 @@ struct GatherParams {
   DType from_dtype = DType::F32;
   std::int64_t num_pages = 0;
   std::int32_t page_size = 0;
+  std::int32_t num_rows = 0;   ///< Of the page table; a GPU reads no row beyond.
+  std::int64_t max_slots = 0;  ///< Of a row; a GPU reads no position beyond.
   void* to = nullptr;
   DType to_dtype = DType::F32;
   std::int64_t to_seq_stride = 0;

@@ -117,6 +117,10 @@ Place place_of(const void* pointer) {
 
 void check_stream(Device device, Stream stream) {
   if (stream.handle == nullptr) return;  // the default stream of whichever device is current
+  // A stream that is being captured may not be asked.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  OCTAVO_CUDA(cudaStreamIsCapturing(stream.handle, &capture));
+  if (capture != cudaStreamCaptureStatusNone) return;
   int index = 0;
   OCTAVO_CUDA(cudaStreamGetDevice(stream.handle, &index));
   if (index != device.index) {

@@ -12,13 +12,10 @@
 namespace octavo::dispatch {
 namespace {
 
-// Beyond what the longest sequence needs, more workspace means fewer and larger products.
+// Beyond what the longest sequence needs, more workspace means fewer and larger products. A limit
+// of length that nobody means (the whole pool, say) must not take the GPU's memory.
 constexpr std::size_t kGoodWorkspace = std::size_t{256} << 20U;
-
-std::size_t bytes_for_longest(const CacheConfig& config, std::int32_t group) {
-  const std::int64_t longest = std::min(config.max_seq_len, config.num_pages * config.page_size);
-  return kernels::cuda::least_unfused_bytes(group, config.head_dim, config.head_dim_v, longest);
-}
+constexpr std::size_t kMostWorkspace = std::size_t{2} << 30U;
 
 class CudaCache final : public GpuCache {
  public:
@@ -91,11 +88,16 @@ std::unique_ptr<GpuCache> make_gpu_cache(const CacheConfig& config,
   return std::make_unique<CudaCache>(config, max_pages_per_seq);
 }
 
-std::size_t least_gpu_workspace(const CacheConfig& config) { return bytes_for_longest(config, 1); }
+std::size_t least_gpu_workspace(const CacheConfig& config) {
+  return kernels::cuda::least_unfused_bytes(1, config.head_dim, config.head_dim_v, 1);
+}
 
 std::size_t default_gpu_workspace(const CacheConfig& config) {
   constexpr std::int32_t kLargeGroup = 16;
-  return std::max(bytes_for_longest(config, kLargeGroup), kGoodWorkspace);
+  const std::int64_t longest = std::min(config.max_seq_len, config.num_pages * config.page_size);
+  return std::clamp(
+      kernels::cuda::least_unfused_bytes(kLargeGroup, config.head_dim, config.head_dim_v, longest),
+      kGoodWorkspace, kMostWorkspace);
 }
 
 void convert_on_gpu(const kernels::ConvertParams& params, Stream stream) {

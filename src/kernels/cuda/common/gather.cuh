@@ -28,7 +28,10 @@ __global__ void __launch_bounds__(kGatherThreads)
   for (std::int32_t n = static_cast<std::int32_t>(blockIdx.y); n < p.num_seqs;
        n += static_cast<std::int32_t>(gridDim.y)) {
     const std::int32_t b = p.first_seq + n;
-    const std::int32_t len = p.batch.kv_lens[b];
+    const std::int32_t row = p.batch.rows != nullptr ? p.batch.rows[b] : b;
+    std::int64_t len = p.batch.kv_lens[b];
+    if (row < 0 || row >= p.num_rows) len = 0;
+    if (len > p.max_slots) len = p.max_slots;
     for (std::int64_t w = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; w < all;
          w += std::int64_t{gridDim.x} * blockDim.x) {
       const std::int64_t position = w / per_slot;

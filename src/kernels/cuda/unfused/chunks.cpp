@@ -13,6 +13,9 @@ constexpr std::size_t kAlignment = 256;
 // Batches beyond it gain nothing and meet the libraries' limits.
 constexpr std::int64_t kMostProducts = 16384;
 
+// A run may compute so much of what is in it, padding included.
+constexpr double kMostPadding = 1.5;
+
 // Query rows of one head that keep a product busy: heads are split before tokens fall below it.
 constexpr std::int64_t kGoodRows = 1024;
 
@@ -65,7 +68,7 @@ class Cut {
       const double padded = static_cast<double>(longer.num_seqs) *
                             static_cast<double>(longer.num_tokens) *
                             static_cast<double>(longer.num_keys);
-      if (padded > 2.0 * more || !fits(longer)) break;
+      if (padded > kMostPadding * more || !fits(longer)) break;
       run = longer;
       inside = more;
     }

@@ -13,6 +13,9 @@ namespace {
 
 using device::check;
 
+// Rows and lengths of our own cache's are in range.
+constexpr std::int32_t kNoBound = 0x7FFFFFFF;
+
 // Rows of 16 bytes in every dtype: what cuBLASLt multiplies fastest.
 std::int32_t padded(std::int32_t dim) { return base::ceil_div(dim, 8) * 8; }
 
@@ -88,6 +91,8 @@ class Call {
                          .from_dtype = params_.kv.dtype,
                          .num_pages = params_.kv.num_pages,
                          .page_size = params_.kv.page_size,
+                         .num_rows = kNoBound,
+                         .max_slots = kNoBound,
                          .to = to,
                          .to_dtype = dtype_,
                          .to_seq_stride = chunk.num_heads * chunk.num_keys * padded_dim,
