@@ -238,7 +238,8 @@ void bench_host(GpuClock& clock, const Report& report) {
   report.line("plan and begin b256 s4096 page16, host", "host", median(times), 0.0, 0.0);
 }
 
-int run() {
+/// `part`: append, prefill, host, or empty for all.
+int run(const std::string& part) {
   const std::string trouble = testkit::device_trouble(kGpu);
   if (!trouble.empty()) {
     fmt::print(stderr, "gpu_bench: {}\n", trouble);
@@ -253,24 +254,28 @@ int run() {
   report.copy_tbps = copy_bandwidth(clock);
   fmt::print("{{\"case\": \"copy\", \"device\": \"{}\", \"tbps\": {:.3f}}}\n", report.device,
              report.copy_tbps);
-  bench_append(clock, report, 1, 8192, 0, false);
-  bench_append(clock, report, 1, 8192, 0, true);
-  bench_append(clock, report, 8, 1024, 40, false);
-  bench_append(clock, report, 64, 1, 1000, false);
-  bench_append(clock, report, 64, 1, 1000, true);
-  bench_append(clock, report, 256, 1, 1000, false);
-  bench_prefill(clock, report, Mask::Full);
-  bench_prefill(clock, report, Mask::Causal);
-  bench_host(clock, report);
+  if (part.empty() || part == "append") {
+    bench_append(clock, report, 1, 8192, 0, false);
+    bench_append(clock, report, 1, 8192, 0, true);
+    bench_append(clock, report, 8, 1024, 40, false);
+    bench_append(clock, report, 64, 1, 1000, false);
+    bench_append(clock, report, 64, 1, 1000, true);
+    bench_append(clock, report, 256, 1, 1000, false);
+  }
+  if (part.empty() || part == "prefill") {
+    bench_prefill(clock, report, Mask::Full);
+    bench_prefill(clock, report, Mask::Causal);
+  }
+  if (part.empty() || part == "host") bench_host(clock, report);
   return 0;
 }
 
 }  // namespace
 }  // namespace octavo::bench
 
-int main() {
+int main(int argc, char** argv) {
   try {
-    return octavo::bench::run();
+    return octavo::bench::run(argc > 1 ? argv[1] : "");
   } catch (const octavo::Error& error) {
     fmt::print(stderr, "gpu_bench: {}\n", error.what());
     return 1;

@@ -27,7 +27,7 @@ CacheConfig config_of(const Layout& layout) {
   c.head_dim = layout.head_dim;
   c.head_dim_v = layout.head_dim_v;
   c.dtype = layout.cache;
-  c.max_num_seqs = 70;
+  c.max_num_seqs = 71;
   c.max_seq_len = 300;
   c.page_size = layout.page_size;
   c.num_pages = 70 * 300;
@@ -162,7 +162,8 @@ TEST_P(AppendRope, TurnsKAsTheCpuDoes) {
   const TwinTensor cos(DType::F32, {400, pairs}, 5);
   const TwinTensor sin(DType::F32, {400, pairs}, 6);
   TwinTensor positions(DType::I32, {600}, 1);
-  for (std::int64_t i = 0; i < 600; ++i) positions.host.set(i, static_cast<double>(i * 7 % 400));
+  auto* numbers = reinterpret_cast<std::int32_t*>(positions.host.data());
+  for (std::int32_t i = 0; i < 600; ++i) numbers[i] = i * 7 % 400;
   positions.gpu.emplace(kGpu, positions.host);
   Rope gpu_rope = rope;
   if (turned.tables) {

@@ -114,7 +114,11 @@ void Event::record(Stream stream) {
 }
 
 void Event::wait() {
-  if (recorded_) OCTAVO_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(handle_)));
+  if (!recorded_) return;
+  auto* event = static_cast<cudaEvent_t>(handle_);
+  if (cudaEventQuery(event) == cudaSuccess) return;  // cheaper than waiting, and the usual case
+  static_cast<void>(cudaGetLastError());             // "not ready", or a failure that comes again
+  OCTAVO_CUDA(cudaEventSynchronize(event));
 }
 
 }  // namespace octavo::device

@@ -11,11 +11,22 @@
 namespace octavo::kernels::cuda {
 namespace {
 
+// Tokens of a thread, whose loads are in flight together.
 constexpr int kUnroll = 4;
-// Below this many tokens, blocks of one token each spread over more multiprocessors.
+// Below this many tokens, blocks of few tokens spread over more multiprocessors.
 constexpr std::int64_t kFewTokens = 1024;
 
-enum class Rotation { None, Rope };
+/// RoPE's frequencies are kernel parameters: few where few suffice, since large parameters make
+/// short launches slower.
+enum class Rotation { None, Few, Many };
+constexpr int kFewPairs = 64;
+
+template <Rotation kRotation>
+struct RotationParams {
+  double values[kRotation == Rotation::Few ? kFewPairs : kMaxRotaryPairs];
+};
+template <>
+struct RotationParams<Rotation::None> {};
 
 struct Shape {
   std::uint32_t k_head_units;
@@ -30,11 +41,6 @@ __device__ std::int64_t unit_offset(const HeadPart& part, std::int64_t head_stri
   return part.head * head_stride + part.unit * unit_stride;
 }
 
-template <typename T>
-__device__ uint4 load_vector(const void* data, std::int64_t offset) {
-  return *reinterpret_cast<const uint4*>(static_cast<const T*>(data) + offset);
-}
-
 /// Vector `unit` of a head, turned; `partner` holds the pairs' other halves in the half style.
 template <typename T>
 __device__ uint4 turn_vector(const RopeParams& rope, const Turn* turns, int unit, uint4 own_bits,
@@ -42,130 +48,119 @@ __device__ uint4 turn_vector(const RopeParams& rope, const Turn* turns, int unit
   Vector<T> own, partner, result;
   own.bits = own_bits;
   partner.bits = partner_bits;
-  const int first_dim = unit * Vector<T>::kSize;
+  const int dim = unit * Vector<T>::kSize;
+  if (rope.style == RopeStyle::Half) {
+    const bool first = is_first(rope, dim);
+    const Turn* own_turns = turns + pair_of(rope, dim);
 #pragma unroll
-  for (int e = 0; e < Vector<T>::kSize; ++e) {
-    const int d = first_dim + e;
-    const float other = rope.style == RopeStyle::Half ? to_float(partner.elements[e])
-                                                      : to_float(own.elements[e ^ 1]);
-    result.elements[e] = from_float<T>(
-        turned(turns[pair_of(rope, d)], is_first(rope, d), to_float(own.elements[e]), other));
+    for (int e = 0; e < Vector<T>::kSize; ++e) {
+      result.elements[e] = from_float<T>(
+          turned(own_turns[e], first, to_float(own.elements[e]), to_float(partner.elements[e])));
+    }
+  } else {
+    const Turn* own_turns = turns + dim / 2;
+#pragma unroll
+    for (int e = 0; e < Vector<T>::kSize; ++e) {
+      result.elements[e] = from_float<T>(turned(
+          own_turns[e / 2], e % 2 == 0, to_float(own.elements[e]), to_float(own.elements[e ^ 1])));
+    }
   }
   return result.bits;
 }
 
-/// Loads of one thread for one vector: where it is, and what was read.
-struct Loaded {
-  uint4 own;
-  uint4 partner;
-};
-
-template <typename T, Rotation kRotation>
-__device__ Loaded load_part(const AppendParams& p, const HeadPart& part, std::int64_t k_from,
-                            std::int64_t v_from) {
-  constexpr int kSize = Vector<T>::kSize;
-  Loaded loaded{};
-  if (!part.is_key) {
-    loaded.own = load_vector<T>(p.v, v_from + unit_offset(part, p.v_layout.head_stride, kSize));
-    return loaded;
-  }
-  const std::int64_t at = k_from + unit_offset(part, p.k_layout.head_stride, kSize);
-  loaded.own = load_vector<T>(p.k, at);
-  if constexpr (kRotation == Rotation::Rope) {
-    const int dim = part.unit * kSize;
-    if (p.rope.style == RopeStyle::Half && dim < p.rope.rotary_dim) {
-      loaded.partner = load_vector<T>(p.k, at + partner_of(p.rope, dim) - dim);
-    }
-  }
-  return loaded;
+template <typename T>
+__device__ const T* at(const void* data, std::int64_t offset) {
+  return static_cast<const T*>(data) + offset;
 }
+__device__ uint4 load_vector(const void* from) { return __ldcs(static_cast<const uint4*>(from)); }
 
+/// A thread keeps its part of a token's heads and goes from token to token: x is the part, y the
+/// token.
 template <typename T, Rotation kRotation>
 __global__ void __launch_bounds__(kAppendThreads)
     append_vectors_kernel(const __grid_constant__ AppendParams p, const __grid_constant__ Shape s,
-                          const __grid_constant__ Frequencies frequencies) {
+                          const __grid_constant__ RotationParams<kRotation> rotation) {
   constexpr int kSize = Vector<T>::kSize;
   __shared__ BlockToken tokens[kMaxTokensPerBlock];
   extern __shared__ Turn turns_smem[];  // [tokens_per_block, pairs]
   const std::int64_t first_token = std::int64_t{blockIdx.x} * s.tokens_per_block;
-  const std::uint32_t all = s.tokens_per_block * s.units;
-  const bool ragged = p.k_layout.ragged;
+  const std::uint32_t thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const std::uint32_t warps = blockDim.x * blockDim.y / kWarp;
+  bool looked_up = false;
 
-  Loaded loaded[kUnroll];
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const std::uint32_t w = threadIdx.x + u * blockDim.x;
-    const std::int64_t token = first_token + w / s.units;
-    const HeadPart part = part_of(w % s.units, s.k_units, s.k_head_units, s.v_head_units);
-    const std::int64_t rows = part.is_key ? p.k_layout.num_token_rows : p.v_layout.num_token_rows;
-    if (ragged && w < all && token < rows) {
-      loaded[u] = load_part<T, kRotation>(p, part, token * p.k_layout.token_stride,
-                                          token * p.v_layout.token_stride);
+  for (std::uint32_t r = threadIdx.x; r < s.units || !looked_up; r += blockDim.x) {
+    const bool works = r < s.units;
+    const HeadPart part = part_of(works ? r : 0, s.k_units, s.k_head_units, s.v_head_units);
+    const TokenLayout& layout = part.is_key ? p.k_layout : p.v_layout;
+    const PagedTensor& tensor = part.is_key ? p.kv.k : p.kv.v;
+    const T* from = at<T>(part.is_key ? p.k : p.v, unit_offset(part, layout.head_stride, kSize));
+    bool turns = false;
+    std::int64_t to_partner = 0;
+    if constexpr (kRotation != Rotation::None) {
+      const int dim = part.unit * kSize;
+      turns = part.is_key && dim < p.rope.rotary_dim;
+      if (turns && p.rope.style == RopeStyle::Half) to_partner = partner_of(p.rope, dim) - dim;
     }
-  }
 
-  for (std::uint32_t t = threadIdx.x / kWarp; t < s.tokens_per_block; t += blockDim.x / kWarp) {
-    look_up_token(p, first_token + t, tokens[t]);
-  }
-  __syncthreads();
-  if constexpr (kRotation == Rotation::Rope) {
-    make_turns(p, frequencies, tokens, static_cast<int>(s.tokens_per_block), turns_smem);
-    __syncthreads();
-  }
-
-  const auto write = [&](std::uint32_t w, const Loaded& from) {
-    const std::uint32_t t = w / s.units;
-    const BlockToken& token = tokens[t];
-    if (!token.valid) return;
-    const HeadPart part = part_of(w % s.units, s.k_units, s.k_head_units, s.v_head_units);
-    uint4 bits = from.own;
-    if constexpr (kRotation == Rotation::Rope) {
-      if (part.is_key && part.unit * kSize < p.rope.rotary_dim) {
-        bits = turn_vector<T>(p.rope, turns_smem + t * (p.rope.rotary_dim / 2), part.unit, bits,
-                              from.partner);
+    uint4 own[kUnroll] = {};
+    uint4 partner[kRotation == Rotation::None ? 1 : kUnroll] = {};
+    const auto load = [&](int u, std::int64_t offset) {
+      own[u] = load_vector(from + offset);
+      if constexpr (kRotation != Rotation::None) {
+        if (to_partner != 0) partner[u] = load_vector(from + offset + to_partner);
+      }
+    };
+    if (p.k_layout.ragged && works) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const std::uint32_t t = threadIdx.y + static_cast<std::uint32_t>(u) * blockDim.y;
+        const std::int64_t token = first_token + t;
+        if (t < s.tokens_per_block && token < layout.num_token_rows) {
+          load(u, token * layout.token_stride);
+        }
       }
     }
-    T* to = part.is_key ? static_cast<T*>(p.kv.k.data) + token.k_to +
-                              unit_offset(part, p.kv.k.head_stride, kSize)
-                        : static_cast<T*>(p.kv.v.data) + token.v_to +
-                              unit_offset(part, p.kv.v.head_stride, kSize);
-    *reinterpret_cast<uint4*>(to) = bits;
-  };
-  const auto load = [&](std::uint32_t w) {
-    const BlockToken& token = tokens[w / s.units];
-    if (!token.valid) return Loaded{};
-    const HeadPart part = part_of(w % s.units, s.k_units, s.k_head_units, s.v_head_units);
-    return load_part<T, kRotation>(p, part, token.k_from, token.v_from);
-  };
-  if (!ragged) {
+    if (!looked_up) {
+      for (std::uint32_t t = thread / kWarp; t < s.tokens_per_block; t += warps) {
+        look_up_token(p, first_token + t, tokens[t]);
+      }
+      __syncthreads();
+      if constexpr (kRotation != Rotation::None) {
+        make_turns(p, rotation.values, tokens, static_cast<int>(s.tokens_per_block), turns_smem);
+        __syncthreads();
+      }
+      looked_up = true;
+    }
+    if (!works) break;
+    if (!p.k_layout.ragged) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const std::uint32_t t = threadIdx.y + static_cast<std::uint32_t>(u) * blockDim.y;
+        if (t < s.tokens_per_block && tokens[t].valid) {
+          load(u, part.is_key ? tokens[t].k_from : tokens[t].v_from);
+        }
+      }
+    }
+    T* to = static_cast<T*>(tensor.data) + unit_offset(part, tensor.head_stride, kSize);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const std::uint32_t w = threadIdx.x + u * blockDim.x;
-      if (w < all) loaded[u] = load(w);
+      const std::uint32_t t = threadIdx.y + static_cast<std::uint32_t>(u) * blockDim.y;
+      if (t >= s.tokens_per_block || !tokens[t].valid) continue;
+      uint4 bits = own[u];
+      if constexpr (kRotation != Rotation::None) {
+        if (turns) {
+          bits = turn_vector<T>(p.rope, turns_smem + t * (p.rope.rotary_dim / 2), part.unit, bits,
+                                partner[u]);
+        }
+      }
+      *reinterpret_cast<uint4*>(to + (part.is_key ? tokens[t].k_to : tokens[t].v_to)) = bits;
     }
-  }
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const std::uint32_t w = threadIdx.x + u * blockDim.x;
-    if (w < all) write(w, loaded[u]);
-  }
-  for (std::uint32_t w = threadIdx.x + kUnroll * blockDim.x; w < all; w += blockDim.x) {
-    write(w, load(w));
-  }
-
-  for (std::uint32_t t = 0; t < s.tokens_per_block; ++t) {
-    const BlockToken& token = tokens[t];
-    const std::int64_t clear = token.valid ? std::int64_t{token.num_clear} * s.units : 0;
-    for (std::int64_t w = threadIdx.x; w < clear; w += blockDim.x) {
-      const std::int64_t slot = w / s.units;
-      const HeadPart part = part_of(static_cast<std::uint32_t>(w - slot * s.units), s.k_units,
-                                    s.k_head_units, s.v_head_units);
-      T* to = part.is_key
-                  ? static_cast<T*>(p.kv.k.data) + token.k_clear + slot * p.kv.k.slot_stride +
-                        unit_offset(part, p.kv.k.head_stride, kSize)
-                  : static_cast<T*>(p.kv.v.data) + token.v_clear + slot * p.kv.v.slot_stride +
-                        unit_offset(part, p.kv.v.head_stride, kSize);
-      *reinterpret_cast<uint4*>(to) = uint4{};
+    for (std::uint32_t t = threadIdx.y; t < s.tokens_per_block; t += blockDim.y) {
+      if (!tokens[t].valid) continue;
+      const std::int64_t first = part.is_key ? tokens[t].k_clear : tokens[t].v_clear;
+      for (std::int32_t slot = 0; slot < tokens[t].num_clear; ++slot) {
+        *reinterpret_cast<uint4*>(to + first + slot * tensor.slot_stride) = uint4{};
+      }
     }
   }
 }
@@ -173,14 +168,14 @@ __global__ void __launch_bounds__(kAppendThreads)
 /// Any strides, any mix of dtypes: an element a thread, a token a block.
 __global__ void __launch_bounds__(kAppendThreads)
     append_elements_kernel(const __grid_constant__ AppendParams p, const __grid_constant__ Shape s,
-                           const __grid_constant__ Frequencies frequencies) {
+                           const __grid_constant__ RotationParams<Rotation::Many> rotation) {
   __shared__ BlockToken token;
   extern __shared__ Turn turns_smem[];  // [pairs]
   if (threadIdx.x < kWarp) look_up_token(p, blockIdx.x, token);
   __syncthreads();
   if (!token.valid) return;
   if (p.rope.rotary_dim > 0) {
-    make_turns(p, frequencies, &token, 1, turns_smem);
+    make_turns(p, rotation.values, &token, 1, turns_smem);
     __syncthreads();
   }
   for (std::uint32_t r = threadIdx.x; r < s.units; r += blockDim.x) {
@@ -247,21 +242,36 @@ std::size_t turns_bytes(const AppendParams& p, std::uint32_t tokens) {
   return tokens * static_cast<std::size_t>(p.rope.rotary_dim / 2) * sizeof(Turn);
 }
 
-template <typename T>
-void launch_vectors(const AppendParams& p, const Frequencies& frequencies, CUstream_st* stream) {
+template <Rotation kRotation>
+RotationParams<kRotation> rotation_of(const RopeParams& rope) {
+  RotationParams<kRotation> rotation{};
+  if constexpr (kRotation != Rotation::None) fill_frequencies(rope, rotation.values);
+  return rotation;
+}
+
+template <typename T, Rotation kRotation>
+void launch_vectors(const AppendParams& p, CUstream_st* stream) {
   Shape s = shape_of(p, Vector<T>::kSize);
-  if (p.batch.num_tokens > kFewTokens) {
-    const std::uint32_t whole = kUnroll * kAppendThreads / s.units;
-    s.tokens_per_block = whole < 1 ? 1 : min(whole, std::uint32_t{kMaxTokensPerBlock});
-  }
-  const unsigned grid = grid_for(p.batch.num_tokens, s.tokens_per_block);
-  const std::uint32_t work = s.tokens_per_block * s.units;
-  const unsigned threads = min((work + kWarp - 1) / kWarp * kWarp, unsigned{kAppendThreads});
-  if (p.rope.rotary_dim > 0) {
-    append_vectors_kernel<T, Rotation::Rope>
-        <<<grid, threads, turns_bytes(p, s.tokens_per_block), stream>>>(p, s, frequencies);
+  // Parts of a token in x, as many as a power of two covers; the rest of the block's threads are
+  // further tokens.
+  unsigned x = kWarp;
+  while (x < s.units && x < unsigned{kAppendThreads}) x *= 2;
+  const bool few = p.batch.num_tokens <= kFewTokens;
+  const unsigned y = unsigned{kAppendThreads} / x;
+  s.tokens_per_block = few ? y : min(y * kUnroll, unsigned{kMaxTokensPerBlock});
+  append_vectors_kernel<T, kRotation>
+      <<<grid_for(p.batch.num_tokens, s.tokens_per_block), dim3(x, y),
+         turns_bytes(p, s.tokens_per_block), stream>>>(p, s, rotation_of<kRotation>(p.rope));
+}
+
+template <typename T>
+void launch_vectors(const AppendParams& p, CUstream_st* stream) {
+  if (p.rope.rotary_dim == 0) {
+    launch_vectors<T, Rotation::None>(p, stream);
+  } else if (p.rope.rotary_dim / 2 <= kFewPairs) {
+    launch_vectors<T, Rotation::Few>(p, stream);
   } else {
-    append_vectors_kernel<T, Rotation::None><<<grid, threads, 0, stream>>>(p, s, frequencies);
+    launch_vectors<T, Rotation::Many>(p, stream);
   }
 }
 
@@ -269,20 +279,18 @@ void launch_vectors(const AppendParams& p, const Frequencies& frequencies, CUstr
 
 int append(const AppendParams& p, CUstream_st* stream) {
   if (p.batch.num_tokens == 0) return 0;
-  Frequencies frequencies{};
-  if (p.rope.rotary_dim > 0) fill_frequencies(p.rope, frequencies);
   if (!fits_vectors(p)) {
     const Shape s = shape_of(p, 1);
     const std::uint32_t units = (s.units + kWarp - 1) / kWarp * kWarp;
     append_elements_kernel<<<grid_for(p.batch.num_tokens, 1),
                              min(units, std::uint32_t{kAppendThreads}), turns_bytes(p, 1),
-                             stream>>>(p, s, frequencies);
+                             stream>>>(p, s, rotation_of<Rotation::Many>(p.rope));
   } else if (p.kv.dtype == DType::F32) {
-    launch_vectors<float>(p, frequencies, stream);
+    launch_vectors<float>(p, stream);
   } else if (p.kv.dtype == DType::F16) {
-    launch_vectors<__half>(p, frequencies, stream);
+    launch_vectors<__half>(p, stream);
   } else {
-    launch_vectors<__nv_bfloat16>(p, frequencies, stream);
+    launch_vectors<__nv_bfloat16>(p, stream);
   }
   return launched();
 }

@@ -41,15 +41,21 @@ __device__ inline HeadPart part_of(std::uint32_t r, std::uint32_t k_units,
 /// By a whole warp; lane 0 writes the answer.
 __device__ inline void look_up_token(const AppendParams& p, std::int64_t token, BlockToken& to) {
   const TokenPlace place = place_of_token(p.batch, token);
-  if (threadIdx.x % kWarp != 0) return;
+  if ((threadIdx.y * blockDim.x + threadIdx.x) % kWarp != 0) return;
   const std::int32_t b = place.b;
   const std::int64_t position = std::int64_t{place.kv_len} - place.num_new + place.i;
-  std::int64_t page = -1;
-  if (b >= 0 && position >= 0) page = page_at(p.batch, p.kv, b, position);
-  to.valid = page >= 0;
+  to.valid = false;
   to.num_clear = 0;
-  if (page < 0) return;
-  const std::int64_t slot = position % p.kv.page_size;
+  if (b < 0 || position < 0) return;
+  const auto page_size = static_cast<std::uint32_t>(p.kv.page_size);
+  const auto page_idx = static_cast<std::uint32_t>(position) / page_size;
+  std::int64_t page = place.row;
+  if (p.batch.page_table != nullptr) {
+    page = p.batch.page_table[page * p.batch.page_table_stride + page_idx];
+  }
+  to.valid = page >= 0 && page < p.kv.num_pages;
+  if (!to.valid) return;
+  const std::int64_t slot = static_cast<std::uint32_t>(position) - page_idx * page_size;
   to.k_from = token_offset(p.k_layout, p.batch, b, place.i);
   to.v_from = token_offset(p.v_layout, p.batch, b, place.i);
   to.k_to = page * p.kv.k.page_stride + slot * p.kv.k.slot_stride;
@@ -64,11 +70,11 @@ __device__ inline void look_up_token(const AppendParams& p, std::int64_t token, 
 }
 
 /// Turns [tokens, pairs] of a block's tokens.
-__device__ inline void make_turns(const AppendParams& p, const Frequencies& frequencies,
+__device__ inline void make_turns(const AppendParams& p, const double* frequencies,
                                   const BlockToken* tokens, int num_tokens, Turn* turns) {
   const int pairs = p.rope.rotary_dim / 2;
-  for (int w = static_cast<int>(threadIdx.x); w < num_tokens * pairs;
-       w += static_cast<int>(blockDim.x)) {
+  const auto thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
+  for (int w = thread; w < num_tokens * pairs; w += static_cast<int>(blockDim.x * blockDim.y)) {
     const BlockToken& token = tokens[w / pairs];
     if (token.valid) turns[w] = turn_at(p.rope, frequencies, token.position, w % pairs);
   }

@@ -12,16 +12,12 @@ namespace octavo::kernels::cuda {
 
 inline constexpr int kMaxRotaryPairs = 288;  // half of the widest head, 576
 
-/// base^(-2i / rotary_dim), computed once on the host.
-struct Frequencies {
-  double values[kMaxRotaryPairs];
-};
-
-/// Computed angles need them; tables and no RoPE don't.
-inline void fill_frequencies(const RopeParams& rope, Frequencies& frequencies) {
+/// base^(-2i / rotary_dim) for each pair, computed on the host. Computed angles need them; tables
+/// and no RoPE don't.
+inline void fill_frequencies(const RopeParams& rope, double* frequencies) {
   if (rope.cos != nullptr) return;
   for (int i = 0; i < rope.rotary_dim / 2; ++i) {
-    frequencies.values[i] = std::pow(rope.base, -2.0 * i / static_cast<double>(rope.rotary_dim));
+    frequencies[i] = std::pow(rope.base, -2.0 * i / static_cast<double>(rope.rotary_dim));
   }
 }
 
@@ -32,7 +28,7 @@ struct Turn {
 
 /// Turn of pair `pair` at `position`. A position outside the caller's tables reads their nearest
 /// row: where positions are in device memory nobody has checked them.
-__device__ inline Turn turn_at(const RopeParams& rope, const Frequencies& frequencies,
+__device__ inline Turn turn_at(const RopeParams& rope, const double* frequencies,
                                std::int64_t position, int pair) {
   if (rope.cos != nullptr) {
     const std::int64_t last = rope.num_table_positions - 1;
@@ -42,7 +38,7 @@ __device__ inline Turn turn_at(const RopeParams& rope, const Frequencies& freque
   }
   double sine;
   double cosine;
-  sincos(static_cast<double>(position) * frequencies.values[pair], &sine, &cosine);
+  sincos(static_cast<double>(position) * frequencies[pair], &sine, &cosine);
   return {static_cast<float>(cosine), static_cast<float>(sine)};
 }
 

@@ -23,25 +23,19 @@ __device__ inline std::int64_t token_offset(const TokenLayout& layout, const Ste
   return b * layout.batch_stride + i * layout.token_stride;
 }
 
-/// Page of the slot at `position`; -1 where the table names none of the pool's.
-__device__ inline std::int64_t page_at(const StepBatch& batch, const KvPages& kv, std::int32_t b,
-                                       std::int64_t position) {
-  const std::int32_t page = page_of(batch, b, static_cast<std::int32_t>(position / kv.page_size));
-  return page >= 0 && page < kv.num_pages ? page : -1;
-}
-
 /// A new token's place in the step.
 struct TokenPlace {
   std::int32_t b = -1;  ///< -1: no token of the step.
   std::int32_t i = 0;
   std::int32_t kv_len = 0;
   std::int32_t num_new = 0;
+  std::int32_t row = 0;  ///< Of the page table.
 };
 
 /// The batch row of packed token `token`, found by a whole warp (every lane gets the answer). A
 /// decode step, where token and batch row are the same, is answered by its first loads.
 __device__ inline TokenPlace place_of_token(const StepBatch& batch, std::int64_t token) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const auto lane = static_cast<int>((threadIdx.y * blockDim.x + threadIdx.x) % kWarp);
   const std::int32_t n = batch.num_seqs;
   TokenPlace place;
   if (n == 0) return place;
@@ -49,11 +43,16 @@ __device__ inline TokenPlace place_of_token(const StepBatch& batch, std::int64_t
   const std::int32_t total = batch.token_offsets[n];
   const std::int32_t guess_begin = batch.token_offsets[guess];
   const std::int32_t guess_end = batch.token_offsets[guess + 1];
-  const std::int32_t guess_len = batch.kv_lens != nullptr ? batch.kv_lens[guess] : 0;
+  const auto len_of = [&](std::int32_t b) {
+    return batch.kv_lens != nullptr ? batch.kv_lens[b] : 0;
+  };
+  const auto row_of = [&](std::int32_t b) { return batch.rows != nullptr ? batch.rows[b] : b; };
+  const std::int32_t guess_len = len_of(guess);
+  const std::int32_t guess_row = row_of(guess);
   if (token >= total) return place;
   if (guess_begin <= token && token < guess_end) {
     return {guess, static_cast<std::int32_t>(token - guess_begin), guess_len,
-            guess_end - guess_begin};
+            guess_end - guess_begin, guess_row};
   }
   // The last row that begins at or before the token: 32 candidates at a time.
   std::int32_t low = 0;
@@ -67,8 +66,8 @@ __device__ inline TokenPlace place_of_token(const StepBatch& batch, std::int64_t
     span = min(step, span - last * step);
   }
   const std::int32_t begin = batch.token_offsets[low];
-  return {low, static_cast<std::int32_t>(token - begin),
-          batch.kv_lens != nullptr ? batch.kv_lens[low] : 0, batch.token_offsets[low + 1] - begin};
+  return {low, static_cast<std::int32_t>(token - begin), len_of(low),
+          batch.token_offsets[low + 1] - begin, row_of(low)};
 }
 
 }  // namespace octavo::kernels::cuda

@@ -17,7 +17,7 @@ __device__ TokenPlace place_of_row(const ConvertParams& p, std::int64_t row) {
   const auto b = static_cast<std::int32_t>(row / p.to_layout.num_token_rows);
   const auto i = static_cast<std::int32_t>(row % p.to_layout.num_token_rows);
   if (b >= p.batch.num_seqs || i >= new_tokens(p.batch, b)) return {};
-  return {b, i, 0, 0};
+  return {b, i};
 }
 
 __device__ std::int64_t offset_of_row(const TokenLayout& layout, std::int64_t row) {

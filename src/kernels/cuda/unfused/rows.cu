@@ -46,6 +46,10 @@ std::int64_t num_rows(const UnfusedRows& p) {
   return std::int64_t{p.chunk.num_seqs} * p.chunk.num_heads * p.chunk.num_tokens * p.group;
 }
 
+struct Frequencies {
+  double values[kMaxRotaryPairs];
+};
+
 /// A token a block.
 __global__ void __launch_bounds__(kThreads)
     gather_queries_kernel(const __grid_constant__ UnfusedRows p,
@@ -62,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t position =
         a.rope.positions != nullptr ? a.rope.positions[a.batch.token_offsets[b] + i] : planned;
     for (int pair = static_cast<int>(threadIdx.x); pair < a.rope.rotary_dim / 2; pair += kThreads) {
-      turns_smem[pair] = turn_at(a.rope, frequencies, position, pair);
+      turns_smem[pair] = turn_at(a.rope, frequencies.values, position, pair);
     }
     __syncthreads();
   }
@@ -306,7 +310,7 @@ void launch_softmax(const UnfusedRows& rows, CUstream_st* stream) {
 int gather_queries(const UnfusedRows& rows, CUstream_st* stream) {
   const RopeParams& rope = rows.attend.rope;
   Frequencies frequencies{};
-  if (rope.rotary_dim > 0) fill_frequencies(rope, frequencies);
+  if (rope.rotary_dim > 0) fill_frequencies(rope, frequencies.values);
   const std::int64_t tokens = std::int64_t{rows.chunk.num_seqs} * rows.chunk.num_tokens;
   gather_queries_kernel<<<static_cast<unsigned>(tokens), kThreads,
                           static_cast<std::size_t>(rope.rotary_dim / 2) * sizeof(Turn), stream>>>(
