@@ -28,9 +28,11 @@ struct Row {
   bool is_token;  // the batch row has such a token
 };
 __device__ Row row_at(const UnfusedRows& p, std::int64_t row) {
-  const std::int64_t g = row % p.group;
-  const std::int64_t t = row / p.group % p.chunk.num_tokens;
-  const std::int64_t product = row / p.group / p.chunk.num_tokens;
+  const std::int64_t per_product = std::int64_t{p.chunk.num_tokens} * p.group;
+  const std::int64_t product = row / per_product;
+  const auto in_product = static_cast<std::uint32_t>(row - product * per_product);
+  const std::uint32_t t = in_product / static_cast<std::uint32_t>(p.group);
+  const std::uint32_t g = in_product % static_cast<std::uint32_t>(p.group);
   Row result;
   result.b = p.chunk.first_seq + static_cast<std::int32_t>(product / p.chunk.num_heads);
   result.i = p.chunk.first_token + static_cast<std::int32_t>(t);
@@ -72,59 +74,93 @@ __global__ void __launch_bounds__(kThreads)
   }
   const std::int64_t from = is_token ? token_offset(a.q_layout, a.batch, b, i) : 0;
   const std::int32_t heads = p.chunk.num_heads * p.group;
-  for (std::int32_t w = static_cast<std::int32_t>(threadIdx.x); w < heads * p.padded_dim;
-       w += kThreads) {
-    const std::int32_t d = w % p.padded_dim;
-    const std::int32_t in_chunk = w / p.padded_dim;
-    float value = 0.0F;
-    if (is_token && d < a.head_dim) {
-      const std::int64_t head =
-          from + (p.chunk.first_head * p.group + in_chunk) * a.q_layout.head_stride;
-      value = load_element(a.q, a.q_dtype, head + d * a.q_layout.dim_stride);
-      if (d < a.rope.rotary_dim) {
-        const float other =
-            load_element(a.q, a.q_dtype, head + partner_of(a.rope, d) * a.q_layout.dim_stride);
-        value = turned(turns_smem[pair_of(a.rope, d)], is_first(a.rope, d), value, other);
+  const auto lane = static_cast<std::int32_t>(threadIdx.x % kWarp);
+  for (auto h = static_cast<std::int32_t>(threadIdx.x / kWarp); h < heads; h += kThreads / kLanes) {
+    const std::int64_t head = from + (p.chunk.first_head * p.group + h) * a.q_layout.head_stride;
+    const std::int64_t product = std::int64_t{n} * p.chunk.num_heads + h / p.group;
+    const std::int64_t row = (product * p.chunk.num_tokens + t) * p.group + h % p.group;
+    for (std::int32_t d = lane; d < p.padded_dim; d += kLanes) {
+      float value = 0.0F;
+      if (is_token && d < a.head_dim) {
+        value = load_element(a.q, a.q_dtype, head + d * a.q_layout.dim_stride);
+        if (d < a.rope.rotary_dim) {
+          const float other =
+              load_element(a.q, a.q_dtype, head + partner_of(a.rope, d) * a.q_layout.dim_stride);
+          value = turned(turns_smem[pair_of(a.rope, d)], is_first(a.rope, d), value, other);
+        }
       }
+      store_element(p.q, p.dtype, row * p.padded_dim + d, value);
     }
-    const std::int64_t product = std::int64_t{n} * p.chunk.num_heads + in_chunk / p.group;
-    const std::int64_t row = (product * p.chunk.num_tokens + t) * p.group + in_chunk % p.group;
-    store_element(p.q, p.dtype, row * p.padded_dim + d, value);
   }
 }
 
-/// The scores of a row as logits: scaled by the product already.
+/// What a row sees, and what is done to its scores, which the product has scaled.
 struct Logits {
-  KeyRange keys;
-  std::int64_t position;
+  std::int32_t begin;  // keys
+  std::int32_t end;
+  std::int32_t position;
   float softcap;
   float slope;  // 0: none
 
-  __device__ bool sees(std::int64_t key) const { return key >= keys.begin && key < keys.end; }
-  __device__ float operator()(float score, std::int64_t key) const {
-    float logit = score;
-    if (softcap > 0.0F) logit = softcap * tanhf(logit / softcap);
-    if (slope != 0.0F) {
-      const std::int64_t distance = position > key ? position - key : key - position;
-      logit -= slope * static_cast<float>(distance);
+  /// Scores of keys `key` … as logits; -inf where a key is not seen.
+  __device__ void apply(std::int32_t key, float* values) const {
+    if (softcap > 0.0F) {
+#pragma unroll
+      for (int e = 0; e < kPerLoad; ++e) values[e] = softcap * tanhf(values[e] / softcap);
     }
-    return logit;
+    if (slope != 0.0F) {
+#pragma unroll
+      for (int e = 0; e < kPerLoad; ++e) {
+        values[e] -= slope * static_cast<float>(abs(position - key - e));
+      }
+    }
+    if (key >= begin && key + kPerLoad <= end) return;
+#pragma unroll
+    for (int e = 0; e < kPerLoad; ++e) {
+      if (key + e < begin || key + e >= end) values[e] = -INFINITY;
+    }
   }
 };
 
+/// exp(x), x <= 0. Weights that are rounded to 16 bits next have no use for the last bits.
+template <typename T>
+__device__ float exp_of(float x) {
+  if constexpr (sizeof(T) == 4) return expf(x);
+  return __expf(x);
+}
+
 template <typename Combine>
-__device__ float reduce_block(float value, float* smem, Combine combine) {
+__device__ float reduce_warp(float value, Combine combine) {
+#pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
   }
+  return value;
+}
+
+/// Over a block of at most 32 warps; every thread gets the result.
+template <typename Combine>
+__device__ float reduce_block(float value, float* smem, Combine combine) {
+  value = reduce_warp(value, combine);
   const unsigned warps = blockDim.x / kWarp;
+  if (warps == 1) return value;
   if (threadIdx.x % kWarp == 0) smem[threadIdx.x / kWarp] = value;
   __syncthreads();
-  value = smem[0];
-  for (unsigned w = 1; w < warps; ++w) value = combine(value, smem[w]);
+  const unsigned lane = threadIdx.x % kWarp;
+  value = combine.kept(smem[lane < warps ? lane : 0], lane < warps);
+  value = reduce_warp(value, combine);
   __syncthreads();
   return value;
 }
+
+struct Larger {
+  __device__ float operator()(float x, float y) const { return fmaxf(x, y); }
+  static __device__ float kept(float x, bool own) { return own ? x : -INFINITY; }
+};
+struct Plus {
+  __device__ float operator()(float x, float y) const { return x + y; }
+  static __device__ float kept(float x, bool own) { return own ? x : 0.0F; }
+};
 
 template <typename T>
 __device__ void store_weights(T* to, const float* values) {
@@ -170,54 +206,58 @@ __global__ void __launch_bounds__(kMostThreads)
     softmax_rows_kernel(const __grid_constant__ UnfusedRows p, std::int64_t num_rows) {
   __shared__ float smem[kMostThreads / kLanes];
   const AttendParams& a = p.attend;
-  const std::int64_t seen = p.chunk.seen_keys;
-  const auto stride = static_cast<std::int64_t>(blockDim.x) * kPerLoad;
-  const std::int64_t first = static_cast<std::int64_t>(threadIdx.x) * kPerLoad;
-  const auto larger = [](float x, float y) { return fmaxf(x, y); };
-  const auto plus = [](float x, float y) { return x + y; };
+  const auto seen = static_cast<std::int32_t>(p.chunk.seen_keys);
+  const auto stride = static_cast<std::int32_t>(blockDim.x) * kPerLoad;
+  const auto first = static_cast<std::int32_t>(threadIdx.x) * kPerLoad;
   for (std::int64_t row = blockIdx.x; row < num_rows; row += gridDim.x) {
     const Row at = row_at(p, row);
     const float* scores = p.scores + row * seen;
     T* weights = static_cast<T*>(p.weights) + row * seen;
-    Logits logits{{0, 0}, position_of(a.batch, at), a.softcap, 0.0F};
+    const std::int64_t position = position_of(a.batch, at);
+    Logits logits{0, 0, static_cast<std::int32_t>(position), a.softcap, 0.0F};
     if (at.is_token) {
-      logits.keys = visible_keys(a.causal, a.window_left, a.window_right, logits.position,
-                                 a.batch.kv_lens[at.b]);
+      const KeyRange keys =
+          visible_keys(a.causal, a.window_left, a.window_right, position, a.batch.kv_lens[at.b]);
+      logits.begin = static_cast<std::int32_t>(keys.begin);
+      logits.end = static_cast<std::int32_t>(keys.end);
     }
     if (a.alibi_slopes != nullptr) logits.slope = a.alibi_slopes[at.head];
 
-    const auto load = [&](std::int64_t key, float* values) {
+    const auto load = [&](std::int32_t key, float* values) {
       float4 read = {};
-      if (key + kPerLoad > logits.keys.begin && key < logits.keys.end) {
-        read = *reinterpret_cast<const float4*>(scores + key);
+      if (key + kPerLoad > logits.begin && key < logits.end) {
+        read = __ldcs(reinterpret_cast<const float4*>(scores + key));
       }
-      const float raw[kPerLoad] = {read.x, read.y, read.z, read.w};
-      for (int e = 0; e < kPerLoad; ++e) {
-        values[e] = logits.sees(key + e) ? logits(raw[e], key + e) : -INFINITY;
-      }
+      values[0] = read.x;
+      values[1] = read.y;
+      values[2] = read.z;
+      values[3] = read.w;
     };
     float kept[kLoads][kPerLoad];
     float max = -INFINITY;
     if constexpr (kKeep == Keep::Registers) {
 #pragma unroll
+      for (int j = 0; j < kLoads; ++j) load(first + j * stride, kept[j]);
+#pragma unroll
       for (int j = 0; j < kLoads; ++j) {
-        const std::int64_t key = first + j * stride;
-        for (int e = 0; e < kPerLoad; ++e) kept[j][e] = -INFINITY;
-        if (key < seen) load(key, kept[j]);
+        logits.apply(first + j * stride, kept[j]);
         for (int e = 0; e < kPerLoad; ++e) max = fmaxf(max, kept[j][e]);
       }
     } else {
-      for (std::int64_t key = first; key < seen; key += stride) {
+      for (std::int32_t key = first; key < seen; key += stride) {
         load(key, kept[0]);
+        logits.apply(key, kept[0]);
         for (int e = 0; e < kPerLoad; ++e) max = fmaxf(max, kept[0][e]);
       }
     }
-    max = reduce_block(max, smem, larger);
+    max = reduce_block(max, smem, Larger{});
+    const float least = max == -INFINITY ? 0.0F : max;  // a row that sees nothing: all weights 0
     float sum = 0.0F;
-    const auto weigh = [&](std::int64_t key, const float* values) {
+    const auto weigh = [&](std::int32_t key, const float* values) {
       float result[kPerLoad];
+#pragma unroll
       for (int e = 0; e < kPerLoad; ++e) {
-        result[e] = values[e] == -INFINITY ? 0.0F : expf(values[e] - max);
+        result[e] = exp_of<T>(values[e] - least);
         sum += result[e];
       }
       store_weights(weights + key, result);
@@ -225,16 +265,16 @@ __global__ void __launch_bounds__(kMostThreads)
     if constexpr (kKeep == Keep::Registers) {
 #pragma unroll
       for (int j = 0; j < kLoads; ++j) {
-        const std::int64_t key = first + j * stride;
-        if (key < seen) weigh(key, kept[j]);
+        if (first + j * stride < seen) weigh(first + j * stride, kept[j]);
       }
     } else {
-      for (std::int64_t key = first; key < seen; key += stride) {
+      for (std::int32_t key = first; key < seen; key += stride) {
         load(key, kept[0]);
+        logits.apply(key, kept[0]);
         weigh(key, kept[0]);
       }
     }
-    sum = reduce_block(sum, smem, plus);
+    sum = reduce_block(sum, smem, Plus{});
     if (threadIdx.x == 0) finish_row(p, row, at, max, sum);
   }
 }
