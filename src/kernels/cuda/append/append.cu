@@ -11,14 +11,20 @@
 namespace octavo::kernels::cuda {
 namespace {
 
-// Tokens of a thread, whose loads are in flight together.
-constexpr int kUnroll = 4;
 // Below this many tokens, blocks of few tokens spread over more multiprocessors.
 constexpr std::int64_t kFewTokens = 1024;
 
 /// RoPE's frequencies are kernel parameters: few where few suffice, since large parameters make
 /// short launches slower.
 enum class Rotation { None, Few, Many };
+
+/// Tokens of a thread, whose loads are in flight together. On an H200 4 and 2 (where a token is two
+/// vectors) were the fastest of 1, 2, 4, in blocks of which a multiprocessor holds at least 5: more
+/// blocks spill registers, fewer leave the lookups in sight.
+template <Rotation kRotation>
+constexpr int kUnroll = kRotation == Rotation::None ? 4 : 2;
+constexpr int kMinBlocks = 5;
+
 constexpr int kFewPairs = 64;
 
 template <Rotation kRotation>
@@ -77,10 +83,11 @@ __device__ uint4 load_vector(const void* from) { return __ldcs(static_cast<const
 /// A thread keeps its part of a token's heads and goes from token to token: x is the part, y the
 /// token.
 template <typename T, Rotation kRotation>
-__global__ void __launch_bounds__(kAppendThreads)
+__global__ void __launch_bounds__(kAppendThreads, kMinBlocks)
     append_vectors_kernel(const __grid_constant__ AppendParams p, const __grid_constant__ Shape s,
                           const __grid_constant__ RotationParams<kRotation> rotation) {
   constexpr int kSize = Vector<T>::kSize;
+  constexpr int kTokens = kUnroll<kRotation>;
   __shared__ BlockToken tokens[kMaxTokensPerBlock];
   extern __shared__ Turn turns_smem[];  // [tokens_per_block, pairs]
   const std::int64_t first_token = std::int64_t{blockIdx.x} * s.tokens_per_block;
@@ -102,8 +109,8 @@ __global__ void __launch_bounds__(kAppendThreads)
       if (turns && p.rope.style == RopeStyle::Half) to_partner = partner_of(p.rope, dim) - dim;
     }
 
-    uint4 own[kUnroll] = {};
-    uint4 partner[kRotation == Rotation::None ? 1 : kUnroll] = {};
+    uint4 own[kTokens] = {};
+    uint4 partner[kRotation == Rotation::None ? 1 : kTokens] = {};
     const auto load = [&](int u, std::int64_t offset) {
       own[u] = load_vector(from + offset);
       if constexpr (kRotation != Rotation::None) {
@@ -112,7 +119,7 @@ __global__ void __launch_bounds__(kAppendThreads)
     };
     if (p.k_layout.ragged && works) {
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
+      for (int u = 0; u < kTokens; ++u) {
         const std::uint32_t t = threadIdx.y + static_cast<std::uint32_t>(u) * blockDim.y;
         const std::int64_t token = first_token + t;
         if (t < s.tokens_per_block && token < layout.num_token_rows) {
@@ -134,7 +141,7 @@ __global__ void __launch_bounds__(kAppendThreads)
     if (!works) break;
     if (!p.k_layout.ragged) {
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
+      for (int u = 0; u < kTokens; ++u) {
         const std::uint32_t t = threadIdx.y + static_cast<std::uint32_t>(u) * blockDim.y;
         if (t < s.tokens_per_block && tokens[t].valid) {
           load(u, part.is_key ? tokens[t].k_from : tokens[t].v_from);
@@ -143,7 +150,7 @@ __global__ void __launch_bounds__(kAppendThreads)
     }
     T* to = static_cast<T*>(tensor.data) + unit_offset(part, tensor.head_stride, kSize);
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+    for (int u = 0; u < kTokens; ++u) {
       const std::uint32_t t = threadIdx.y + static_cast<std::uint32_t>(u) * blockDim.y;
       if (t >= s.tokens_per_block || !tokens[t].valid) continue;
       uint4 bits = own[u];
@@ -258,7 +265,7 @@ void launch_vectors(const AppendParams& p, CUstream_st* stream) {
   while (x < s.units && x < unsigned{kAppendThreads}) x *= 2;
   const bool few = p.batch.num_tokens <= kFewTokens;
   const unsigned y = unsigned{kAppendThreads} / x;
-  s.tokens_per_block = few ? y : min(y * kUnroll, unsigned{kMaxTokensPerBlock});
+  s.tokens_per_block = few ? y : min(y * kUnroll<kRotation>, unsigned{kMaxTokensPerBlock});
   append_vectors_kernel<T, kRotation>
       <<<grid_for(p.batch.num_tokens, s.tokens_per_block), dim3(x, y),
          turns_bytes(p, s.tokens_per_block), stream>>>(p, s, rotation_of<kRotation>(p.rope));
