@@ -131,6 +131,38 @@ TEST_F(GpuTest, ACapturedAppendReplaysWithOtherLengthsAndPages) {
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
+// A layer call enqueues and does nothing else: capture would refuse allocations and waits.
+TEST_F(GpuTest, ACapturedForwardGivesTheBitsOfAnEagerOne) {
+  CacheConfig config = config_of(CacheKind::Paged, 4, 100, 300);
+  config.device = kGpu;
+  KvCache cache(config);
+  const StepPlan plan = cache.plan({{1, 5}, {2, 9}, {3, 20}}).plan();
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  cache.begin(plan, {stream});
+  const TwinTensor q(DType::F16, {34, kHeads, kDim}, 1);
+  TwinTensor eager(DType::F16, {34, kHeads, kDim}, 2);
+  TwinTensor replayed(DType::F16, {34, kHeads, kDim}, 3);
+  LayerInputs inputs;
+  inputs.q = inputs.k = inputs.v = q.on_gpu();
+  const Attention on_gpu(attention(), config);
+  on_gpu.forward(plan, cache, 0, inputs, eager.gpu->view(), nullptr, {stream});
+  cudaGraph_t captured = nullptr;
+  cudaGraphExec_t graph = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  EXPECT_NO_THROW(on_gpu.forward(plan, cache, 0, inputs, replayed.gpu->view(), nullptr, {stream}));
+  ASSERT_EQ(cudaStreamEndCapture(stream, &captured), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&graph, captured, 0), cudaSuccess);
+  ASSERT_EQ(cudaGraphLaunch(graph, stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  eager.gpu->download(eager.host);
+  replayed.gpu->download(replayed.host);
+  EXPECT_TRUE(eager.host == replayed.host);
+  ASSERT_EQ(cudaGraphExecDestroy(graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphDestroy(captured), cudaSuccess);
+  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 TEST(CopyGroups, EndWhereACopyNeedsAnEarlierOne) {
   dispatch::CopyGroups groups(10);
   const std::vector<PageCopy> read_after_write = {{0, 1, 4}, {0, 2, 4}, {2, 3, 4}, {0, 4, 4}};
