@@ -23,7 +23,11 @@ enum class Rotation { None, Few, Many };
 /// blocks spill registers, fewer leave the lookups in sight.
 template <Rotation kRotation>
 constexpr int kUnroll = kRotation == Rotation::None ? 4 : 2;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kMinBlocks = 4;  // all that sm75 holds
+#else
 constexpr int kMinBlocks = 5;
+#endif
 
 constexpr int kFewPairs = 64;
 
