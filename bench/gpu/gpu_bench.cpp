@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 #include <functional>
 #include <string>
 #include <vector>
@@ -97,19 +98,28 @@ class GpuClock {
   cudaEvent_t end_ = nullptr;
 };
 
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts = {};
+  gmtime_r(&now, &parts);
+  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
+}
+
 struct Report {
   std::string device;
   std::string driver;
   double copy_tbps = 0.0;
+  std::string date = today();
 
   void line(const std::string& name, const char* backend, double us, double bytes,
             double flops) const {
     const double tbps = bytes / us * 1e-6;
     fmt::print(
         "{{\"case\": \"{}\", \"backend\": \"{}\", \"device\": \"{}\", \"driver\": \"{}\", "
-        "\"commit\": \"{}\", \"time_us\": {:.2f}, \"tflops\": {:.1f}, \"tbps\": {:.3f}, "
+        "\"commit\": \"{}\", \"date\": \"{}\", \"time_us\": {:.2f}, \"tflops\": {:.1f}, \"tbps\": "
+        "{:.3f}, "
         "\"bound_share\": {:.3f}}}\n",
-        name, backend, device, driver, kCommit, us, flops / us * 1e-6, tbps,
+        name, backend, device, driver, kCommit, date, us, flops / us * 1e-6, tbps,
         copy_tbps > 0.0 ? tbps / copy_tbps : 0.0);
   }
 };
