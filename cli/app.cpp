@@ -39,6 +39,9 @@ CLI::Option* add_backend(CLI::App& command, Backend& backend) {
 const std::map<std::string, CacheKind> kKinds = {{"paged", CacheKind::Paged},
                                                  {"contiguous", CacheKind::Contiguous}};
 
+const std::map<std::string, DeviceType> kDevices = {{"cpu", DeviceType::Cpu},
+                                                    {"cuda", DeviceType::Cuda}};
+
 void add_info(CLI::App& app, InfoOptions& options) {
   CLI::App* command = app.add_subcommand("info", "Show the machine and the backends it can run");
   command->add_flag("--json", options.json, "One JSON object");
@@ -50,6 +53,11 @@ void add_check(CLI::App& app, CheckOptions& options) {
   command->add_option("CASE", options.cases, "A case file (.safetensors), or a case in words")
       ->required();
   add_backend(*command, options.backend);
+  command->add_option("--device", options.device.type, "Where cache and tensors are: cpu or cuda")
+      ->transform(CLI::CheckedTransformer(kDevices).description(""))
+      ->type_name("NAME");
+  command->add_option("--gpu", options.device.index, "Which GPU, with --device cuda (0)")
+      ->check(CLI::Range(0, kMaxInt32));
   command->add_option("--threads", options.num_threads, "Of the CPU; 0: all")
       ->check(CLI::Range(0, 4096));
   command->add_option("--cache", options.kind, "paged or contiguous, instead of the case's")

@@ -88,6 +88,7 @@ int check_one(const std::string& argument, const CheckOptions& options) {
     const Case value = load(argument, options);
     testkit::ReplayOptions replay_options;
     replay_options.backend = options.backend;
+    replay_options.device = options.device;
     replay_options.num_threads = options.num_threads;
     replay_options.kind = options.kind;
     replay_options.page_size = options.page_size;

@@ -25,6 +25,7 @@ struct InfoOptions {
 struct CheckOptions {
   std::vector<std::string> cases;  ///< Paths of files, or specs.
   Backend backend = Backend::Auto;
+  Device device = {};
   std::int32_t num_threads = 0;
   std::optional<CacheKind> kind;
   std::optional<std::int32_t> page_size;

@@ -36,6 +36,10 @@ install(
   COMPONENT Development)
 
 file(RELATIVE_PATH OCTAVO_PC_PREFIX "/prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/prefix")
+set(OCTAVO_PC_CUDA)
+if(OCTAVO_HAVE_CUDA)
+  set(OCTAVO_PC_CUDA " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lcublasLt -ldl -lpthread -lrt")
+endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/octavo.pc.in" "${PROJECT_BINARY_DIR}/octavo.pc" @ONLY)
 install(
   FILES "${PROJECT_BINARY_DIR}/octavo.pc"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "testing/free_slots.h"
 
+#include "testing/device_memory.h"
 #include "testing/host_tensor.h"
 
 #include <algorithm>
@@ -11,8 +12,17 @@ namespace {
 
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 29;
 
-// One slot of a layer's storage [pages, slots, heads, dim], dense along dim.
+// One slot of a layer's storage [pages, slots, heads, dim], dense along dim; on a device, dense
+// along heads too.
 void poison_rows(const TensorView& storage, std::int64_t page, std::int64_t offset) {
+  if (storage.device.type != DeviceType::Cpu) {
+    const std::int64_t width = dtype_bytes(storage.dtype);
+    const std::int64_t first = page * storage.strides[0] + offset * storage.strides[1];
+    fill_device(storage.device, static_cast<std::byte*>(storage.data) + first * width,
+                std::byte{0xFF},
+                static_cast<std::size_t>(storage.shape[2] * storage.shape[3] * width));
+    return;
+  }
   for (std::int64_t head = 0; head < storage.shape[2]; ++head) {
     const std::int64_t first =
         page * storage.strides[0] + offset * storage.strides[1] + head * storage.strides[2];
@@ -23,7 +33,7 @@ void poison_rows(const TensorView& storage, std::int64_t page, std::int64_t offs
 }  // namespace
 
 FreeSlots::FreeSlots(KvCache& cache) : cache_(cache) {
-  if (cache.config().device.type != DeviceType::Cpu || cache.stats().bytes > kMostBytes) return;
+  if (cache.stats().bytes > kMostBytes) return;
   const TensorView storage = cache.key_storage(0);
   page_slots_ = storage.shape[1];
   poisoned_.assign(static_cast<std::size_t>(storage.shape[0] * page_slots_), false);

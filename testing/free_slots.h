@@ -10,10 +10,10 @@
 
 namespace octavo::testkit {
 
-/// Knows which slots of a host cache are poisoned already, so that a step costs what it touches.
+/// Knows which slots of a cache are poisoned already, so that a step costs what it touches.
 class FreeSlots {
  public:
-  /// `cache` must outlive it. Caches on a device, or too large to fill, are left alone.
+  /// `cache` must outlive it. Caches too large to fill are left alone.
   explicit FreeSlots(KvCache& cache);
 
   /// Fills every slot without a token. Not while a fork of a contiguous cache waits for its copy:

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace octavo::testkit {
@@ -30,6 +31,10 @@ class HostTensor {
 
   [[nodiscard]] TensorView view();
   [[nodiscard]] ConstTensorView view() const;
+
+  /// All bytes, guards included.
+  [[nodiscard]] std::span<std::byte> storage() { return bytes_; }
+  [[nodiscard]] std::span<const std::byte> storage() const { return bytes_; }
 
   /// Whether the guard zones are as they were made.
   [[nodiscard]] bool guards_intact() const;

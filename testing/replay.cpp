@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "testing/replay.h"
 
+#include "testing/device_memory.h"
 #include "testing/free_slots.h"
 #include "testing/input_error.h"
 #include "testing/random.h"
@@ -28,13 +29,44 @@ struct Stop {
   std::string reason;
 };
 
-const float* floats(const std::optional<HostTensor>& tensor) {
-  return tensor ? reinterpret_cast<const float*>(tensor->data()) : nullptr;
-}
+// A tensor of a call where the call wants it: the host's own, or its double on a device.
+class Placed {
+ public:
+  Placed(Device device, HostTensor& tensor) : tensor_(tensor) {
+    if (device.type != DeviceType::Cpu) double_.emplace(device, tensor);
+  }
+
+  [[nodiscard]] TensorView view() const { return double_ ? double_->view() : tensor_.view(); }
+  void bring_back() {
+    if (double_) double_->download(tensor_);
+  }
+
+ private:
+  HostTensor& tensor_;
+  std::optional<DeviceTensor> double_;
+};
+
+// The same for what may be absent.
+class PlacedFloats {
+ public:
+  PlacedFloats(Device device, const std::optional<HostTensor>& tensor) : tensor_(tensor) {
+    if (device.type != DeviceType::Cpu && tensor) double_.emplace(device, *tensor);
+  }
+
+  [[nodiscard]] const float* get() const {
+    if (!tensor_) return nullptr;
+    return double_ ? double_->floats() : reinterpret_cast<const float*>(tensor_->data());
+  }
+
+ private:
+  const std::optional<HostTensor>& tensor_;
+  std::optional<DeviceTensor> double_;
+};
 
 CacheConfig cache_config(std::span<const Case> layers, const ReplayOptions& options) {
   CacheConfig config = layers.front().cache;
   config.num_layers = static_cast<std::int32_t>(layers.size());
+  config.device = options.device;
   if ((options.kind && *options.kind != config.kind) ||
       (options.page_size && *options.page_size != config.page_size)) {
     config.num_pages = 0;
@@ -149,20 +181,31 @@ class Replay {
     HostTensor v = step.v;
     HostTensor out(options_.out_dtype.value_or(value.dtype), step.out.shape());
     HostTensor lse(DType::F32, {total_new_tokens(step), value.attention.num_q_heads});
+    Placed placed_q(options_.device, q);
+    Placed placed_k(options_.device, k);
+    Placed placed_v(options_.device, v);
+    Placed placed_out(options_.device, out);
+    Placed placed_lse(options_.device, lse);
+    const PlacedFloats sinks(options_.device, value.sinks);
+    const PlacedFloats slopes(options_.device, value.alibi_slopes);
     LayerInputs inputs;
-    inputs.q = q.view();
-    inputs.k = k.view();
-    inputs.v = v.view();
+    inputs.q = placed_q.view();
+    inputs.k = placed_k.view();
+    inputs.v = placed_v.view();
     inputs.format = value.format;
-    inputs.sinks = floats(value.sinks);
-    inputs.alibi_slopes = floats(value.alibi_slopes);
-    const TensorView lse_view = lse.view();
+    inputs.sinks = sinks.get();
+    inputs.alibi_slopes = slopes.get();
+    const TensorView out_view = placed_out.view();
+    const TensorView lse_view = placed_lse.view();
     const auto layer_idx = static_cast<std::int32_t>(layer);
     if (options_.in_halves) {
       attention_.append(plan, cache_, layer_idx, inputs);
-      attention_.attend(plan, cache_, layer_idx, inputs, out.view(), &lse_view);
+      attention_.attend(plan, cache_, layer_idx, inputs, out_view, &lse_view);
     } else {
-      attention_.forward(plan, cache_, layer_idx, inputs, out.view(), &lse_view);
+      attention_.forward(plan, cache_, layer_idx, inputs, out_view, &lse_view);
+    }
+    for (Placed* placed : {&placed_q, &placed_k, &placed_v, &placed_out, &placed_lse}) {
+      placed->bring_back();
     }
     if (!out.guards_intact() || !lse.guards_intact()) {
       throw Stop{Verdict::Differs, fmt::format("step {}: wanted writes inside the outputs alone, "

@@ -18,6 +18,7 @@ namespace octavo::testkit {
 
 struct ReplayOptions {
   Backend backend = Backend::Auto;
+  Device device = {};  ///< Where cache and tensors are.
   std::int32_t num_threads = 0;
   std::optional<CacheKind> kind;          ///< Instead of the case's; as many pages as needed.
   std::optional<std::int32_t> page_size;  ///< Likewise.

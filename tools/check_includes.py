@@ -40,7 +40,8 @@ ROOMS = [
     room("src/kernels", ["src/base"]),  # the parameter structs that dispatch fills
     room("src/kernels/cpu", ["src/base", "src/device", "src/kernels/params.h"],
          ["fmt", "highway", "openmp"]),
-    room("src/kernels/cuda/common", ["src/base"], ["cuda"]),
+    room("src/device/no_cuda", ["src/base", "src/device"], ["fmt"]),
+    room("src/kernels/cuda/common", ["src/base", "src/kernels/params.h"], ["cuda"]),
     room("src/kernels/cudnn", ["src/base", "src/device", "src/device/cuda"],
          ["fmt", "cuda", "cudnn"]),
     room("src/dispatch", ["src/base", "src/cache", "src/plan", "src/device", "src/kernels"],
@@ -49,17 +50,23 @@ ROOMS = [
                      "src/kernels/params.h"],  # it checks tensors and says where they lie
          ["fmt", "openmp"]),
     room("testing", libraries=[*PROGRAM, "json"]),
+    room("testing/cuda", TESTING, [*PROGRAM, "cuda"]),
+    room("testing/no_cuda", TESTING, PROGRAM),
     room("cli", [*TESTING, "bench"], [*PROGRAM, "json", "cli11"]),
     room("examples", libraries=PROGRAM),
     room("examples/generate", libraries=[*PROGRAM, "json", "cli11", "pcre2", "blas", "highway"]),
     room("bench", [*TESTING, "src"], [*PROGRAM, "json", "highway", "benchmark"]),
+    room("bench/gpu", [*TESTING, "bench"], [*PROGRAM, "cuda"]),
+    room("tests/gpu", [*TESTING, "src", "tests"], [*PROGRAM, "gtest", "cuda"]),
     room("tests", [*TESTING, "src", "cli", "examples/generate"],
          [*PROGRAM, "json", "gtest", "rapidcheck", "highway", "dlpack"]),
 ]
 
 # Each family of CUDA kernels knows the common parts and itself, never another family.
 FAMILY_PARENT = "src/kernels/cuda"
-FAMILY = room(FAMILY_PARENT, ["src/base", "src/kernels/cuda/common"], ["cuda"])
+FAMILY = room(FAMILY_PARENT,
+              ["src/base", "src/device", "src/kernels/cuda/common", "src/kernels/params.h"],
+              ["fmt", "cuda"])
 
 LIBRARIES = {
     "fmt": r"fmt/.*",

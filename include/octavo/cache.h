@@ -34,7 +34,32 @@ struct CacheConfig {
   std::int64_t num_pages = 0;  ///< Pages of the pool; 0 is as many as max_num_seqs full sequences
                                ///< need. Contiguous caches ignore it.
   Device device = {};
+
+  /// Memory of the caller's for K and V, both or none, on `device`; it must outlive the cache and
+  /// need not be zeroed. Shapes: [num_layers, num_pages, page_size, num_kv_heads, head_dim] and
+  /// head_dim_v; contiguous: [num_layers, max_num_seqs, max_seq_len, …]. Strides: any that keep
+  /// elements apart, so that head-major and interleaved caches fit.
+  TensorView keys = {};
+  TensorView values = {};
+
+  /// Workspace of a GPU's cache: memory of the caller's, or null: the cache's own. Bytes: 0 is a
+  /// default that holds the products of sequences of max_seq_len, up to 2 GiB of them; see
+  /// cache_sizes. A layer call that needs more is refused. On the CPU it grows by itself, and both
+  /// stay 0.
+  void* workspace = nullptr;
+  std::int64_t workspace_bytes = 0;
 };
+
+/// What a cache takes, in bytes, before it is made.
+struct CacheSizes {
+  std::int64_t keys = 0;    ///< Dense, all layers.
+  std::int64_t values = 0;  ///< Likewise.
+  std::int64_t workspace = 0;
+  std::int64_t least_workspace = 0;  ///< Under which a cache is refused.
+};
+
+/// Errors: as KvCache's constructor, memory excepted.
+[[nodiscard]] OCTAVO_EXPORT CacheSizes cache_sizes(const CacheConfig& config);
 
 /// The cache's use at one moment. Slots are counted once, however many sequences share their page.
 struct CacheStats {
@@ -46,7 +71,7 @@ struct CacheStats {
   std::int64_t pages_shared = 0;  ///< Used pages that more than one sequence holds.
   std::int64_t slots_used = 0;    ///< Slots of used pages.
   std::int64_t slots_wasted = 0;  ///< Slots of used pages that hold no token.
-  std::int64_t bytes = 0;         ///< Storage of K and V, all layers.
+  std::int64_t bytes = 0;         ///< Storage of K and V, all layers; 0 for the caller's memory.
 };
 
 /// Keys and values of many growing sequences.
@@ -61,7 +86,8 @@ class OCTAVO_EXPORT KvCache {
   /// Makes the cache and its storage, zeroed.
   ///
   /// Errors: InvalidArgument names the field, wanted and got; OutOfMemory; NotCompiled for a device
-  /// this build lacks.
+  /// this build lacks; DeviceFailure when there is no GPU or its driver is too old. On a GPU all
+  /// memory is taken here: later calls take none.
   explicit KvCache(const CacheConfig& config);
   ~KvCache();
   KvCache(KvCache&&) noexcept;
@@ -91,7 +117,8 @@ class OCTAVO_EXPORT KvCache {
   /// layers.
   ///
   /// Errors: InvalidArgument when the cache changed since the plan was made, or the plan is another
-  /// cache's. Sync: enqueues on `stream`; on the CPU, done when it returns.
+  /// cache's, or the stream another device's. Sync: enqueues on `stream`, and waits only when the
+  /// device is more than 8 steps behind; on the CPU, done when it returns.
   void begin(const StepPlan& plan, Stream stream = {});
 
   /// Ends a sequence and gives its pages back. Errors: InvalidArgument for an unknown id.
@@ -122,9 +149,9 @@ class OCTAVO_EXPORT KvCache {
   [[nodiscard]] const CacheConfig& config() const noexcept;
   [[nodiscard]] std::uint64_t version() const noexcept;
 
-  /// The storage of a layer, for tests and for those who bring their own kernels.
-  /// Shapes: [num_pages, page_size, num_kv_heads, head_dim]; contiguous: [max_num_seqs,
-  /// max_seq_len, …]. Errors: InvalidArgument for a layer out of range.
+  /// The storage of a layer, by its strides and on the cache's device, for tests and for those who
+  /// bring their own kernels. Shapes: [num_pages, page_size, num_kv_heads, head_dim]; contiguous:
+  /// [max_num_seqs, max_seq_len, …]. Errors: InvalidArgument for a layer out of range.
   [[nodiscard]] TensorView key_storage(std::int32_t layer);
   [[nodiscard]] TensorView value_storage(std::int32_t layer);
 

@@ -5,6 +5,7 @@
 #include <octavo/attention.h>
 #include <octavo/backend.h>
 #include <octavo/cache.h>
+#include <octavo/convert.h>
 #include <octavo/dlpack.h>
 #include <octavo/error.h>
 #include <octavo/merge.h>

@@ -6,6 +6,7 @@
 #include "api/config.h"
 #include "api/layer.h"
 #include "base/error.h"
+#include "device/gpu.h"
 #include "dispatch/run.h"
 
 namespace octavo {
@@ -35,9 +36,70 @@ void check_layer_call(const StepPlan& plan, const KvCache& cache, std::int32_t l
   }
 }
 
-api::StepShape step_shape(const StepPlan& plan, TensorFormat format) {
-  return {format, plan.num_seqs(), plan.num_tokens(), plan.max_new_tokens()};
+api::StepShape step_shape(const StepPlan& plan, TensorFormat format, Device device) {
+  return {format, plan.num_seqs(), plan.num_tokens(), plan.max_new_tokens(), device};
 }
+
+/// One layer call over a begun step: checks, then runs. Everything is checked before anything is
+/// written.
+class LayerCall {
+ public:
+  LayerCall(const AttentionConfig& config, const StepPlan& plan, detail::CacheImpl& impl,
+            std::int32_t layer, const LayerInputs& inputs, Stream stream)
+      : config_(config),
+        plan_(plan),
+        impl_(impl),
+        inputs_(inputs),
+        stream_(stream),
+        guard_(impl.config.device),
+        shape_(step_shape(plan, inputs.format, impl.config.device)),
+        batches_{impl.begun_batch(), impl.begun_host_batch()},
+        pages_(impl.pages_of_layer(layer)) {
+    if (impl.gpu != nullptr) device::check_stream(impl.config.device, stream);
+  }
+
+  void check_append() {
+    append_params_ = api::append_params(config_, inputs_, shape_, batches_, pages_);
+  }
+
+  void check_attend(const TensorView& out, const TensorView* lse) {
+    attend_params_ = api::attend_params(config_, inputs_, shape_, batches_, pages_, out, lse);
+    backend_ = dispatch::choose(config_.backend,
+                                api::attend_request(config_, attend_params_, impl_.config.device));
+    if (impl_.gpu != nullptr) impl_.gpu->check_attend(backend_, attend_params_, batches_.host);
+  }
+
+  void append() {
+    if (impl_.gpu != nullptr) {
+      impl_.gpu->append(append_params_, stream_);
+    } else {
+      dispatch::append(append_params_);
+    }
+  }
+
+  void attend() {
+    if (impl_.gpu != nullptr) {
+      impl_.gpu->attend(backend_, attend_params_, batches_.host, stream_);
+    } else {
+      dispatch::attend(backend_, config_.batch_invariant, attend_params_, plan_.data()->schedules,
+                       impl_.workspace);
+    }
+  }
+
+ private:
+  const AttentionConfig& config_;
+  const StepPlan& plan_;
+  detail::CacheImpl& impl_;
+  const LayerInputs& inputs_;
+  Stream stream_;
+  device::DeviceGuard guard_;
+  api::StepShape shape_;
+  api::StepBatches batches_;
+  kernels::KvPages pages_;
+  kernels::AppendParams append_params_;
+  kernels::AttendParams attend_params_;
+  Backend backend_ = Backend::Auto;
+};
 
 }  // namespace
 
@@ -54,45 +116,31 @@ Explanation Attention::explain(const StepPlan& /*plan*/, TensorFormat /*format*/
 }
 
 void Attention::append(const StepPlan& plan, KvCache& cache, std::int32_t layer,
-                       const LayerInputs& inputs, Stream /*stream*/) const {
+                       const LayerInputs& inputs, Stream stream) const {
   check_layer_call(plan, cache, layer, cache_config_);
-  const detail::CacheImpl& impl = cache.impl();
-  dispatch::append(api::append_params(config_, inputs, step_shape(plan, inputs.format),
-                                      impl.begun_batch(), impl.pages_of_layer(layer)));
+  LayerCall call(config_, plan, cache.impl(), layer, inputs, stream);
+  call.check_append();
+  call.append();
 }
 
 void Attention::attend(const StepPlan& plan, KvCache& cache, std::int32_t layer,
                        const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
-                       Stream /*stream*/) const {
+                       Stream stream) const {
   check_layer_call(plan, cache, layer, cache_config_);
-  detail::CacheImpl& impl = cache.impl();
-  const kernels::AttendParams params =
-      api::attend_params(config_, inputs, step_shape(plan, inputs.format), impl.begun_batch(),
-                         impl.pages_of_layer(layer), out, lse);
-  const Backend backend =
-      dispatch::choose(config_.backend, api::attend_request(config_, params, cache_config_.device));
-  dispatch::attend(backend, config_.batch_invariant, params, plan.data()->schedules,
-                   impl.workspace);
+  LayerCall call(config_, plan, cache.impl(), layer, inputs, stream);
+  call.check_attend(out, lse);
+  call.attend();
 }
 
 void Attention::forward(const StepPlan& plan, KvCache& cache, std::int32_t layer,
                         const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
-                        Stream /*stream*/) const {
+                        Stream stream) const {
   check_layer_call(plan, cache, layer, cache_config_);
-  detail::CacheImpl& impl = cache.impl();
-  const api::StepShape shape = step_shape(plan, inputs.format);
-  const kernels::StepBatch batch = impl.begun_batch();
-  const kernels::KvPages pages = impl.pages_of_layer(layer);
-  // Both halves are checked before the first writes.
-  const kernels::AppendParams append_params =
-      api::append_params(config_, inputs, shape, batch, pages);
-  const kernels::AttendParams attend_params =
-      api::attend_params(config_, inputs, shape, batch, pages, out, lse);
-  const Backend backend = dispatch::choose(
-      config_.backend, api::attend_request(config_, attend_params, cache_config_.device));
-  dispatch::append(append_params);
-  dispatch::attend(backend, config_.batch_invariant, attend_params, plan.data()->schedules,
-                   impl.workspace);
+  LayerCall call(config_, plan, cache.impl(), layer, inputs, stream);
+  call.check_append();
+  call.check_attend(out, lse);
+  call.append();
+  call.attend();
 }
 
 }  // namespace octavo

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "api/callers_cache.h"
 #include "api/config.h"
 #include "api/layer.h"
 #include "base/error.h"
@@ -17,36 +18,6 @@ kernels::PagedTensor paged_tensor(const TensorView& view) {
   return {view.data, view.strides[0], view.strides[1], view.strides[2], view.strides[3]};
 }
 
-kernels::KvPages checked_pages(const AttentionConfig& config, const KvView& cache, bool writable) {
-  api::check_tensor("cache.k", cache.k, 4);
-  api::check_tensor("cache.v", cache.v, 4);
-  api::check_extent("cache.k", cache.k, 2, config.num_kv_heads);
-  api::check_extent("cache.k", cache.k, 3, config.head_dim);
-  api::check_extent("cache.v", cache.v, 0, cache.k.shape[0]);
-  api::check_extent("cache.v", cache.v, 1, cache.k.shape[1]);
-  api::check_extent("cache.v", cache.v, 2, config.num_kv_heads);
-  api::check_extent("cache.v", cache.v, 3, config.head_dim_v);
-  if (cache.v.dtype != cache.k.dtype) {
-    base::throw_mismatch("cache.v.dtype", fmt::format("{} (k's)", to_string(cache.k.dtype)),
-                         to_string(cache.v.dtype));
-  }
-  constexpr std::int64_t kMaxInt32 = 0x7FFFFFFF;
-  for (const std::int32_t axis : {0, 1}) {
-    const std::int64_t extent = cache.k.shape[static_cast<std::size_t>(axis)];
-    if (extent > kMaxInt32)
-      base::throw_mismatch(fmt::format("cache.k.shape[{}]", axis), "at most 2^31 - 1", extent);
-  }
-  if (writable) {
-    api::check_writable("cache.k", cache.k);
-    api::check_writable("cache.v", cache.v);
-  }
-  return {.k = paged_tensor(cache.k),
-          .v = paged_tensor(cache.v),
-          .dtype = cache.k.dtype,
-          .num_pages = cache.k.shape[0],
-          .page_size = static_cast<std::int32_t>(cache.k.shape[1])};
-}
-
 std::int32_t checked_row(const KvView& cache, std::int32_t b) {
   const std::int64_t num_rows = cache.page_table != nullptr ? cache.num_rows : cache.k.shape[0];
   const std::int32_t row = cache.row_indices != nullptr ? cache.row_indices[b] : b;
@@ -58,18 +29,11 @@ std::int32_t checked_row(const KvView& cache, std::int32_t b) {
   return row;
 }
 
-void check_sequence(const KvView& cache, const StepArrays& step, std::int32_t b, bool appends) {
-  const std::int32_t new_tokens = step.token_offsets[b + 1] - step.token_offsets[b];
-  if (new_tokens < 0) {
-    base::throw_mismatch(fmt::format("step.token_offsets[{}]", b + 1),
-                         fmt::format("at least {}", step.token_offsets[b]),
-                         step.token_offsets[b + 1], "prefix sums don't fall");
-  }
+/// The slots of a sequence of kv_len tokens: row and pages in range.
+void check_keys(const KvView& cache, std::int32_t b, std::int64_t kv_len, std::int32_t least) {
   const std::int64_t page_size = cache.k.shape[1];
   const std::int64_t capacity =
       cache.page_table != nullptr ? cache.max_pages_per_seq * page_size : page_size;
-  const std::int64_t kv_len = step.kv_lens[b];
-  const std::int32_t least = appends ? new_tokens : 0;
   if (kv_len < least || kv_len > capacity) {
     base::throw_mismatch(fmt::format("step.kv_lens[{}]", b),
                          fmt::format("{} … {}", least, capacity), kv_len, "new tokens included");
@@ -87,14 +51,21 @@ void check_sequence(const KvView& cache, const StepArrays& step, std::int32_t b,
   }
 }
 
-kernels::StepBatch checked_batch(const KvView& cache, const StepArrays& step, bool appends) {
+void check_sequence(const KvView& cache, const StepArrays& step, std::int32_t b, bool appends) {
+  const std::int32_t new_tokens = step.token_offsets[b + 1] - step.token_offsets[b];
+  if (new_tokens < 0) {
+    base::throw_mismatch(fmt::format("step.token_offsets[{}]", b + 1),
+                         fmt::format("at least {}", step.token_offsets[b]),
+                         step.token_offsets[b + 1], "prefix sums don't fall");
+  }
+  check_keys(cache, b, step.kv_lens[b], appends ? new_tokens : 0);
+}
+
+/// What holds of table and arrays wherever they lie.
+void check_table(const KvView& cache, const StepArrays& step) {
   if (step.num_seqs < 0) base::throw_mismatch("step.num_seqs", "at least 0", step.num_seqs);
-  if (step.token_offsets == nullptr)
-    base::throw_mismatch("step.token_offsets", "a pointer", "null");
   if (step.kv_lens == nullptr && step.num_seqs > 0)
     base::throw_mismatch("step.kv_lens", "a pointer", "null");
-  if (step.token_offsets[0] != 0)
-    base::throw_mismatch("step.token_offsets[0]", 0, step.token_offsets[0]);
   if (cache.page_table != nullptr) {
     if (cache.max_pages_per_seq < 0)
       base::throw_mismatch("cache.max_pages_per_seq", "at least 0", cache.max_pages_per_seq);
@@ -107,12 +78,9 @@ kernels::StepBatch checked_batch(const KvView& cache, const StepArrays& step, bo
   }
   if (cache.k.shape[1] == 0 && step.num_seqs > 0)
     base::throw_mismatch("cache.k.shape[1]", "at least 1 slot", 0);
-  for (std::int32_t b = 0; b < step.num_seqs; ++b) check_sequence(cache, step, b, appends);
-  if (step.token_offsets[step.num_seqs] != step.num_tokens) {
-    base::throw_mismatch(fmt::format("step.token_offsets[{}]", step.num_seqs),
-                         fmt::format("{} (num_tokens)", step.num_tokens),
-                         step.token_offsets[step.num_seqs]);
-  }
+}
+
+kernels::StepBatch batch_of(const KvView& cache, const StepArrays& step) {
   return {.num_seqs = step.num_seqs,
           .num_tokens = step.num_tokens,
           .token_offsets = step.token_offsets,
@@ -123,8 +91,23 @@ kernels::StepBatch checked_batch(const KvView& cache, const StepArrays& step, bo
           .clear_lens = nullptr};
 }
 
+kernels::StepBatch checked_batch(const KvView& cache, const StepArrays& step, bool appends) {
+  check_table(cache, step);
+  if (step.token_offsets == nullptr)
+    base::throw_mismatch("step.token_offsets", "a pointer", "null");
+  if (step.token_offsets[0] != 0)
+    base::throw_mismatch("step.token_offsets[0]", 0, step.token_offsets[0]);
+  for (std::int32_t b = 0; b < step.num_seqs; ++b) check_sequence(cache, step, b, appends);
+  if (step.token_offsets[step.num_seqs] != step.num_tokens) {
+    base::throw_mismatch(fmt::format("step.token_offsets[{}]", step.num_seqs),
+                         fmt::format("{} (num_tokens)", step.num_tokens),
+                         step.token_offsets[step.num_seqs]);
+  }
+  return batch_of(cache, step);
+}
+
 api::StepShape step_shape(const StepArrays& step, TensorFormat format) {
-  api::StepShape shape{format, step.num_seqs, step.num_tokens, 0};
+  api::StepShape shape{format, step.num_seqs, step.num_tokens};
   for (std::int32_t b = 0; b < step.num_seqs; ++b) {
     shape.max_new_tokens =
         std::max(shape.max_new_tokens, step.token_offsets[b + 1] - step.token_offsets[b]);
@@ -134,14 +117,64 @@ api::StepShape step_shape(const StepArrays& step, TensorFormat format) {
 
 }  // namespace
 
+namespace api {
+
+kernels::KvPages checked_pages(const AttentionConfig& config, const KvView& cache, bool writable,
+                               Device device) {
+  check_tensor("cache.k", cache.k, 4, device);
+  check_tensor("cache.v", cache.v, 4, device);
+  check_extent("cache.k", cache.k, 2, config.num_kv_heads);
+  check_extent("cache.k", cache.k, 3, config.head_dim);
+  check_extent("cache.v", cache.v, 0, cache.k.shape[0]);
+  check_extent("cache.v", cache.v, 1, cache.k.shape[1]);
+  check_extent("cache.v", cache.v, 2, config.num_kv_heads);
+  check_extent("cache.v", cache.v, 3, config.head_dim_v);
+  if (cache.v.dtype != cache.k.dtype) {
+    base::throw_mismatch("cache.v.dtype", fmt::format("{} (k's)", to_string(cache.k.dtype)),
+                         to_string(cache.v.dtype));
+  }
+  constexpr std::int64_t kMaxInt32 = 0x7FFFFFFF;
+  for (const std::int32_t axis : {0, 1}) {
+    const std::int64_t extent = cache.k.shape[static_cast<std::size_t>(axis)];
+    if (extent > kMaxInt32)
+      base::throw_mismatch(fmt::format("cache.k.shape[{}]", axis), "at most 2^31 - 1", extent);
+  }
+  if (writable) {
+    check_writable("cache.k", cache.k);
+    check_writable("cache.v", cache.v);
+  }
+  return {.k = paged_tensor(cache.k),
+          .v = paged_tensor(cache.v),
+          .dtype = cache.k.dtype,
+          .num_pages = cache.k.shape[0],
+          .page_size = static_cast<std::int32_t>(cache.k.shape[1])};
+}
+
+kernels::StepBatch checked_lengths(const KvView& cache, const StepArrays& step) {
+  check_table(cache, step);
+  for (std::int32_t b = 0; b < step.num_seqs; ++b) check_keys(cache, b, step.kv_lens[b], 0);
+  return batch_of(cache, step);
+}
+
+kernels::StepBatch device_lengths(const KvView& cache, const StepArrays& step) {
+  check_table(cache, step);
+  const Device device = cache.k.device;
+  check_pointer("step.kv_lens", step.kv_lens, device);
+  check_pointer("cache.page_table", cache.page_table, device);
+  check_pointer("cache.row_indices", cache.row_indices, device);
+  return batch_of(cache, step);
+}
+
+}  // namespace api
+
 void attend(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
             const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
             Stream /*stream*/) {
   const AttentionConfig c = api::checked(config);
-  const kernels::KvPages pages = checked_pages(c, cache, false);
+  const kernels::KvPages pages = api::checked_pages(c, cache, false, {});
   const kernels::StepBatch batch = checked_batch(cache, step, false);
-  const kernels::AttendParams params =
-      api::attend_params(c, inputs, step_shape(step, inputs.format), batch, pages, out, lse);
+  const kernels::AttendParams params = api::attend_params(
+      c, inputs, step_shape(step, inputs.format), {batch, batch}, pages, out, lse);
   const Backend backend =
       dispatch::choose(c.backend, api::attend_request(c, params, cache.k.device));
   plan::ScheduleSet schedules;
@@ -152,17 +185,18 @@ void attend(const AttentionConfig& config, const KvView& cache, const StepArrays
 void append_tokens(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
                    const LayerInputs& inputs, Stream /*stream*/) {
   const AttentionConfig c = api::checked(config);
-  const kernels::KvPages pages = checked_pages(c, cache, true);
+  const kernels::KvPages pages = api::checked_pages(c, cache, true, {});
   const kernels::StepBatch batch = checked_batch(cache, step, true);
   // Asked of the definition, which takes every layout: the append depends on nothing else.
   static_cast<void>(
       dispatch::choose(Backend::Unfused, dispatch::make_request(c, pages.dtype, cache.k.device)));
-  dispatch::append(api::append_params(c, inputs, step_shape(step, inputs.format), batch, pages));
+  dispatch::append(
+      api::append_params(c, inputs, step_shape(step, inputs.format), {batch, batch}, pages));
 }
 
 Explanation explain(const AttentionConfig& config, const KvView& cache, const LayerInputs& inputs) {
   const AttentionConfig c = api::checked(config);
-  const kernels::KvPages pages = checked_pages(c, cache, false);
+  const kernels::KvPages pages = api::checked_pages(c, cache, false, {});
   dispatch::Request request = dispatch::make_request(c, pages.dtype, cache.k.device);
   request.dense_cache_rows = (pages.k.dim_stride == 1 || c.head_dim == 1) &&
                              (pages.v.dim_stride == 1 || c.head_dim_v == 1);

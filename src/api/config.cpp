@@ -4,8 +4,11 @@
 #include <cmath>
 #include <limits>
 
+#include "api/tensors.h"
 #include "base/error.h"
 #include "base/math.h"
+#include "device/gpu.h"
+#include "dispatch/gpu.h"
 #include "kernels/params.h"
 
 namespace octavo::api {
@@ -32,6 +35,52 @@ std::int64_t require_product(const char* what, std::initializer_list<std::int64_
   return *product;
 }
 
+void check_callers_tensor(const char* name, const TensorView& view, const CacheConfig& c,
+                          std::int32_t head_dim) {
+  check_tensor(name, view, 5, c.device);
+  if (view.dtype != c.dtype) {
+    base::throw_mismatch(fmt::format("{}.dtype", name), to_string(c.dtype), to_string(view.dtype));
+  }
+  const std::int64_t wanted[] = {c.num_layers, c.num_pages, c.page_size, c.num_kv_heads, head_dim};
+  for (std::int32_t axis = 0; axis < 5; ++axis) check_extent(name, view, axis, wanted[axis]);
+  check_writable(name, view);
+}
+
+void check_callers_memory(const CacheConfig& c) {
+  if (c.keys.data == nullptr && c.values.data == nullptr) return;
+  if (c.keys.data == nullptr || c.values.data == nullptr) {
+    base::throw_mismatch(c.keys.data == nullptr ? "keys.data" : "values.data",
+                         "memory for both K and V or for neither", "null");
+  }
+  check_callers_tensor("keys", c.keys, c, c.head_dim);
+  check_callers_tensor("values", c.values, c, c.head_dim_v);
+}
+
+void fill_workspace(CacheConfig& c) {
+  if (c.device.type == DeviceType::Cpu) {
+    if (c.workspace != nullptr) {
+      base::throw_mismatch("workspace", "null", "a pointer", "the CPU's grows by itself");
+    }
+    if (c.workspace_bytes != 0) base::throw_mismatch("workspace_bytes", 0, c.workspace_bytes);
+    return;
+  }
+  const auto least = static_cast<std::int64_t>(dispatch::least_gpu_workspace(c));
+  if (c.workspace == nullptr && c.workspace_bytes == 0) {
+    c.workspace_bytes = static_cast<std::int64_t>(dispatch::default_gpu_workspace(c));
+  }
+  if (c.workspace_bytes < least) {
+    base::throw_mismatch("workspace_bytes", fmt::format("at least {}", least), c.workspace_bytes,
+                         "see cache_sizes");
+  }
+  if (c.workspace == nullptr) return;
+  check_pointer("workspace", c.workspace, c.device);
+  constexpr std::uintptr_t kAlignment = 256;
+  const auto address = reinterpret_cast<std::uintptr_t>(c.workspace);
+  if (address % kAlignment != 0) {
+    base::throw_mismatch("workspace", fmt::format("a multiple of {} bytes", kAlignment), address);
+  }
+}
+
 }  // namespace
 
 CacheConfig checked(const CacheConfig& config) {
@@ -48,12 +97,11 @@ CacheConfig checked(const CacheConfig& config) {
                 base::mismatch_text("dtype", "f32, f16 or bf16", to_string(c.dtype),
                                     "no backend stores it yet"));
   }
-  if (c.device.type != DeviceType::Cpu) {
-    throw Error(ErrorCode::NotCompiled,
-                base::mismatch_text("device", "cpu", to_string(c.device.type),
-                                    "this version has no GPU part"));
+  if (c.device.type == DeviceType::Cuda) {
+    static_cast<void>(device::require_gpu(c.device, "device"));
+  } else if (c.device.index != 0) {
+    base::throw_mismatch("device.index", 0, c.device.index);
   }
-  if (c.device.index != 0) base::throw_mismatch("device.index", 0, c.device.index);
   if (c.kind == CacheKind::Contiguous) {
     c.page_size = static_cast<std::int32_t>(c.max_seq_len);
     c.num_pages = c.max_num_seqs;
@@ -72,6 +120,8 @@ CacheConfig checked(const CacheConfig& config) {
       "num_layers * num_pages * page_size * num_kv_heads * head_dim bytes",
       {c.num_layers, c.num_pages, c.page_size, c.num_kv_heads, widest, dtype_bytes(c.dtype), 2},
       std::numeric_limits<std::int64_t>::max());
+  check_callers_memory(c);
+  fill_workspace(c);
   return c;
 }
 

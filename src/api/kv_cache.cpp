@@ -30,24 +30,59 @@ std::size_t storage_bytes(const CacheConfig& c, std::int32_t head_dim) {
                                   dtype_bytes(c.dtype));
 }
 
-kernels::PagedTensor layer_tensor(const CacheConfig& c, std::byte* storage, std::int32_t layer,
+/// Elements from layer to layer.
+std::int64_t layer_stride(const CacheConfig& c, const TensorView& callers, std::int32_t head_dim) {
+  return callers.data != nullptr ? callers.strides[0] : elements_per_layer(c, head_dim);
+}
+
+/// The tensor of a layer, in our storage or in the caller's.
+kernels::PagedTensor layer_tensor(const CacheConfig& c, std::byte* storage,
+                                  const TensorView& callers, std::int32_t layer,
                                   std::int32_t head_dim) {
+  const std::int64_t offset = layer * layer_stride(c, callers, head_dim) * dtype_bytes(c.dtype);
+  if (callers.data != nullptr) {
+    const auto& strides = callers.strides;
+    return {.data = static_cast<std::byte*>(callers.data) + offset,
+            .page_stride = strides[1],
+            .slot_stride = strides[2],
+            .head_stride = strides[3],
+            .dim_stride = strides[4]};
+  }
   const std::int64_t slot_stride = std::int64_t{c.num_kv_heads} * head_dim;
-  return {.data = storage + layer * elements_per_layer(c, head_dim) * dtype_bytes(c.dtype),
+  return {.data = storage + offset,
           .page_stride = c.page_size * slot_stride,
           .slot_stride = slot_stride,
           .head_stride = head_dim,
           .dim_stride = 1};
 }
 
-/// Copies the first `num_slots` slots of a page, in one layer. Pages are dense, so it is one run of
-/// bytes.
-void copy_slots(const kernels::PagedTensor& tensor, DType dtype, const PageCopy& copy) {
-  const std::int64_t element = dtype_bytes(dtype);
+/// Copies the first `num_slots` slots of a page, in one layer. Dense pages are one run of bytes.
+void copy_slots(const kernels::PagedTensor& tensor, const CacheConfig& c, std::int32_t head_dim,
+                const PageCopy& copy) {
+  const std::int64_t element = dtype_bytes(c.dtype);
   auto* bytes = static_cast<std::byte*>(tensor.data);
-  std::memcpy(bytes + copy.destination * tensor.page_stride * element,
-              bytes + copy.source * tensor.page_stride * element,
-              static_cast<std::size_t>(copy.num_slots * tensor.slot_stride * element));
+  std::byte* to = bytes + copy.destination * tensor.page_stride * element;
+  const std::byte* from = bytes + copy.source * tensor.page_stride * element;
+  const auto move = [&](std::int64_t offset, std::int64_t count) {
+    std::memcpy(to + offset * element, from + offset * element,
+                static_cast<std::size_t>(count * element));
+  };
+  const std::int64_t per_slot = std::int64_t{c.num_kv_heads} * head_dim;
+  if (tensor.dim_stride == 1 && tensor.head_stride == head_dim && tensor.slot_stride == per_slot) {
+    move(0, copy.num_slots * per_slot);
+    return;
+  }
+  for (std::int64_t i = 0; i < copy.num_slots * per_slot; ++i) {
+    move(i / per_slot * tensor.slot_stride + i % per_slot / head_dim * tensor.head_stride +
+             i % head_dim * tensor.dim_stride,
+         1);
+  }
+}
+
+device::Buffer storage_for(const CacheConfig& c, const TensorView& callers, std::int32_t head_dim,
+                           const char* what) {
+  if (callers.data != nullptr) return {};
+  return {c.device, storage_bytes(c, head_dim), what};
 }
 
 }  // namespace
@@ -55,21 +90,36 @@ void copy_slots(const kernels::PagedTensor& tensor, DType dtype, const PageCopy&
 CacheImpl::CacheImpl(const CacheConfig& checked_config)
     : config(checked_config),
       store(store_config(config)),
-      keys(storage_bytes(config, config.head_dim), "keys"),
-      values(storage_bytes(config, config.head_dim_v), "values"),
-      begun_table(std::make_unique_for_overwrite<std::int32_t[]>(
-          static_cast<std::size_t>(config.max_num_seqs) *
-          static_cast<std::size_t>(store.max_pages_per_seq()))) {}
+      keys(storage_for(config, config.keys, config.head_dim, "keys")),
+      values(storage_for(config, config.values, config.head_dim_v, "values")) {
+  if (config.device.type == DeviceType::Cuda) {
+    gpu = dispatch::make_gpu_cache(config, store.max_pages_per_seq());
+  } else {
+    begun_table = std::make_unique_for_overwrite<std::int32_t[]>(
+        static_cast<std::size_t>(config.max_num_seqs) *
+        static_cast<std::size_t>(store.max_pages_per_seq()));
+  }
+}
 
 kernels::KvPages CacheImpl::pages_of_layer(std::int32_t layer) const {
-  return {.k = layer_tensor(config, keys.data(), layer, config.head_dim),
-          .v = layer_tensor(config, values.data(), layer, config.head_dim_v),
+  return {.k = layer_tensor(config, keys.data(), config.keys, layer, config.head_dim),
+          .v = layer_tensor(config, values.data(), config.values, layer, config.head_dim_v),
           .dtype = config.dtype,
           .num_pages = config.num_pages,
           .page_size = config.page_size};
 }
 
+dispatch::GpuStorage CacheImpl::gpu_storage() const {
+  return {.pages = pages_of_layer(0),
+          .k_layer_stride = layer_stride(config, config.keys, config.head_dim),
+          .v_layer_stride = layer_stride(config, config.values, config.head_dim_v)};
+}
+
 kernels::StepBatch CacheImpl::begun_batch() const {
+  return gpu != nullptr ? gpu->batch(*begun.data()) : begun_host_batch();
+}
+
+kernels::StepBatch CacheImpl::begun_host_batch() const {
   const PlanData& plan = *begun.data();
   return {.num_seqs = static_cast<std::int32_t>(plan.ids.size()),
           .num_tokens = plan.num_tokens,
@@ -117,10 +167,44 @@ void check_layer(std::int32_t layer, const CacheConfig& config) {
 
 TensorView storage_view(const kernels::PagedTensor& tensor, const CacheConfig& c,
                         std::int32_t head_dim) {
-  return {tensor.data, c.dtype, {c.num_pages, c.page_size, c.num_kv_heads, head_dim}, c.device};
+  TensorView view(tensor.data, c.dtype, {c.num_pages, c.page_size, c.num_kv_heads, head_dim},
+                  c.device);
+  view.strides = {tensor.page_stride, tensor.slot_stride, tensor.head_stride, tensor.dim_stride};
+  return view;
+}
+
+/// The CPU's begin: entries into the table, then the copies, layer by layer.
+void begin_on_host(detail::CacheImpl& impl, const detail::PlanData& d) {
+  for (std::size_t b = 0; b < d.ids.size(); ++b) {
+    const auto first = static_cast<std::size_t>(d.entry_offsets[b]);
+    const auto count = static_cast<std::size_t>(d.entry_offsets[b + 1]) - first;
+    if (count == 0) continue;
+    std::int32_t* row =
+        impl.begun_table.get() + std::int64_t{d.rows[b]} * impl.store.max_pages_per_seq();
+    std::memcpy(row + d.first_entries[b], d.entries.data() + first, count * sizeof(std::int32_t));
+  }
+  for (std::int32_t layer = 0; layer < impl.config.num_layers && !d.copies.empty(); ++layer) {
+    const kernels::KvPages pages = impl.pages_of_layer(layer);
+    for (const PageCopy& copy : d.copies) {
+      detail::copy_slots(pages.k, impl.config, impl.config.head_dim, copy);
+      detail::copy_slots(pages.v, impl.config, impl.config.head_dim_v, copy);
+    }
+  }
 }
 
 }  // namespace
+
+CacheSizes cache_sizes(const CacheConfig& config) {
+  const CacheConfig c = api::checked(config);
+  CacheSizes sizes;
+  sizes.keys = static_cast<std::int64_t>(detail::storage_bytes(c, c.head_dim));
+  sizes.values = static_cast<std::int64_t>(detail::storage_bytes(c, c.head_dim_v));
+  if (c.device.type == DeviceType::Cuda) {
+    sizes.workspace = static_cast<std::int64_t>(dispatch::default_gpu_workspace(c));
+    sizes.least_workspace = static_cast<std::int64_t>(dispatch::least_gpu_workspace(c));
+  }
+  return sizes;
+}
 
 KvCache::KvCache(const CacheConfig& config) : impl_(make_impl(api::checked(config))) {}
 KvCache::~KvCache() = default;
@@ -138,25 +222,16 @@ void KvCache::undo(const StepPlan& plan) {
   impl_->store.undo_reservation();
 }
 
-void KvCache::begin(const StepPlan& plan, Stream /*stream*/) {
+void KvCache::begin(const StepPlan& plan, Stream stream) {
   check_own(plan, *impl_);
   if (!impl_->store.can_undo())
     base::throw_mismatch("plan", "one that was not begun", "one that was");
-  const detail::PlanData& d = *plan.data();
-  for (std::size_t b = 0; b < d.ids.size(); ++b) {
-    const auto first = static_cast<std::size_t>(d.entry_offsets[b]);
-    const auto count = static_cast<std::size_t>(d.entry_offsets[b + 1]) - first;
-    if (count == 0) continue;
-    std::int32_t* row =
-        impl_->begun_table.get() + std::int64_t{d.rows[b]} * impl_->store.max_pages_per_seq();
-    std::memcpy(row + d.first_entries[b], d.entries.data() + first, count * sizeof(std::int32_t));
-  }
-  for (std::int32_t layer = 0; layer < impl_->config.num_layers && !d.copies.empty(); ++layer) {
-    const kernels::KvPages pages = impl_->pages_of_layer(layer);
-    for (const PageCopy& copy : d.copies) {
-      detail::copy_slots(pages.k, pages.dtype, copy);
-      detail::copy_slots(pages.v, pages.dtype, copy);
-    }
+  if (impl_->gpu != nullptr) {
+    const device::DeviceGuard guard(impl_->config.device);
+    device::check_stream(impl_->config.device, stream);
+    impl_->gpu->begin(*plan.data(), impl_->gpu_storage(), stream);
+  } else {
+    begin_on_host(*impl_, *plan.data());
   }
   impl_->store.commit_reservation();
   impl_->begun = plan;

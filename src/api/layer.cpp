@@ -8,10 +8,10 @@
 namespace octavo::api {
 
 kernels::AppendParams append_params(const AttentionConfig& config, const LayerInputs& inputs,
-                                    const StepShape& shape, const kernels::StepBatch& batch,
+                                    const StepShape& shape, const StepBatches& batches,
                                     const kernels::KvPages& pages) {
   kernels::AppendParams params;
-  params.batch = batch;
+  params.batch = batches.device;
   params.kv = pages;
   params.k = inputs.k.data;
   params.v = inputs.v.data;
@@ -23,17 +23,17 @@ kernels::AppendParams append_params(const AttentionConfig& config, const LayerIn
   params.num_kv_heads = config.num_kv_heads;
   params.head_dim = config.head_dim;
   params.head_dim_v = config.head_dim_v;
-  params.rope = rope_params(inputs, config.head_dim, batch);
+  params.rope = rope_params(inputs, config.head_dim, batches.host, shape.device);
   params.num_threads = config.num_threads;
   return params;
 }
 
 kernels::AttendParams attend_params(const AttentionConfig& config, const LayerInputs& inputs,
-                                    const StepShape& shape, const kernels::StepBatch& batch,
+                                    const StepShape& shape, const StepBatches& batches,
                                     const kernels::KvPages& pages, const TensorView& out,
                                     const TensorView* lse) {
   kernels::AttendParams params;
-  params.batch = batch;
+  params.batch = batches.device;
   params.kv = pages;
   params.num_q_heads = config.num_q_heads;
   params.num_kv_heads = config.num_kv_heads;
@@ -49,15 +49,17 @@ kernels::AttendParams attend_params(const AttentionConfig& config, const LayerIn
     base::throw_mismatch("out.dtype", fmt::format("f32 or {} (q's)", to_string(inputs.q.dtype)),
                          to_string(out.dtype));
   }
-  set_lse(lse, params);
+  set_lse(lse, shape.device, params);
   params.scale = config.softmax_scale;
   params.softcap = config.softcap;
   params.causal = config.mask == Mask::Causal;
   params.window_left = config.window.left;
   params.window_right = config.window.right;
+  check_pointer("sinks", inputs.sinks, shape.device);
+  check_pointer("alibi_slopes", inputs.alibi_slopes, shape.device);
   params.sinks = inputs.sinks;
   params.alibi_slopes = inputs.alibi_slopes;
-  params.rope = rope_params(inputs, config.head_dim, batch);
+  params.rope = rope_params(inputs, config.head_dim, batches.host, shape.device);
   params.num_threads = config.num_threads;
   return params;
 }

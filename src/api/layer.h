@@ -11,14 +11,20 @@
 
 namespace octavo::api {
 
+/// A step in memory of the device and, for the checks, in the host's. On the CPU both are one.
+struct StepBatches {
+  kernels::StepBatch device;
+  kernels::StepBatch host;
+};
+
 /// Checks k, v and RoPE. Throws InvalidArgument.
 kernels::AppendParams append_params(const AttentionConfig& config, const LayerInputs& inputs,
-                                    const StepShape& shape, const kernels::StepBatch& batch,
+                                    const StepShape& shape, const StepBatches& batches,
                                     const kernels::KvPages& pages);
 
 /// Checks q, out, lse and RoPE. Throws InvalidArgument.
 kernels::AttendParams attend_params(const AttentionConfig& config, const LayerInputs& inputs,
-                                    const StepShape& shape, const kernels::StepBatch& batch,
+                                    const StepShape& shape, const StepBatches& batches,
                                     const kernels::KvPages& pages, const TensorView& out,
                                     const TensorView* lse);
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "device/gpu.h"
 
 namespace octavo::api {
 namespace {
@@ -17,6 +18,11 @@ std::string shape_text(const ConstTensorView& tensor) {
   return fmt::format("[{}]",
                      fmt::join(tensor.shape.begin(),
                                tensor.shape.begin() + static_cast<std::ptrdiff_t>(rank), ", "));
+}
+
+std::string device_text(Device device) {
+  if (device.type == DeviceType::Cpu) return "cpu";
+  return fmt::format("{}:{}", to_string(device.type), device.index);
 }
 
 bool is_empty(const ConstTensorView& tensor) {
@@ -31,9 +37,22 @@ bool is_empty(const ConstTensorView& tensor) {
 
 }  // namespace
 
-void check_tensor(const char* name, const ConstTensorView& tensor, std::int32_t rank) {
-  if (tensor.device.type != DeviceType::Cpu) {
-    base::throw_mismatch(fmt::format("{}.device", name), "cpu", to_string(tensor.device.type));
+void check_pointer(const char* name, const void* pointer, Device device) {
+  if (pointer == nullptr || device.type == DeviceType::Cpu) return;
+  const device::Place place = device::place_of(pointer);
+  const bool fits = place.type == device.type && (place.managed || place.index == device.index);
+  if (fits) return;
+  base::throw_mismatch(name, fmt::format("memory of {}", device_text(device)),
+                       place.type == DeviceType::Cpu
+                           ? std::string("memory of the host")
+                           : fmt::format("memory of {}", device_text({place.type, place.index})));
+}
+
+void check_tensor(const char* name, const ConstTensorView& tensor, std::int32_t rank,
+                  Device device) {
+  if (tensor.device != device) {
+    base::throw_mismatch(fmt::format("{}.device", name), device_text(device),
+                         device_text(tensor.device));
   }
   if (tensor.rank != rank) base::throw_mismatch(fmt::format("{}.rank", name), rank, tensor.rank);
   for (std::int32_t axis = 0; axis < rank; ++axis) {
@@ -49,6 +68,9 @@ void check_tensor(const char* name, const ConstTensorView& tensor, std::int32_t 
     base::throw_mismatch(fmt::format("{}.data", name),
                          fmt::format("a multiple of {} bytes", element),
                          fmt::format("{} beyond one", beyond));
+  }
+  if (device.type == DeviceType::Cuda) {
+    check_pointer(fmt::format("{}.data", name).c_str(), tensor.data, device);
   }
 }
 
@@ -88,7 +110,7 @@ kernels::TokenLayout token_layout(const char* name, const ConstTensorView& tenso
                                   const StepShape& step, std::int32_t num_heads, std::int32_t dim,
                                   bool writable) {
   const bool ragged = step.format == TensorFormat::Thd;
-  check_tensor(name, tensor, ragged ? 3 : 4);
+  check_tensor(name, tensor, ragged ? 3 : 4, step.device);
   if (tensor.dtype != DType::F32 && tensor.dtype != DType::F16 && tensor.dtype != DType::BF16) {
     base::throw_mismatch(fmt::format("{}.dtype", name), "f32, f16 or bf16",
                          to_string(tensor.dtype));
@@ -127,9 +149,9 @@ kernels::TokenLayout token_layout(const char* name, const ConstTensorView& tenso
   return layout;
 }
 
-void set_lse(const TensorView* lse, kernels::AttendParams& params) {
+void set_lse(const TensorView* lse, Device device, kernels::AttendParams& params) {
   if (lse == nullptr) return;
-  check_tensor("lse", *lse, 2);
+  check_tensor("lse", *lse, 2, device);
   if (lse->dtype != DType::F32) base::throw_mismatch("lse.dtype", "f32", to_string(lse->dtype));
   if (lse->shape[0] < params.batch.num_tokens || lse->shape[1] != params.num_q_heads) {
     throw_shape("lse", fmt::format("[>= {}, {}]", params.batch.num_tokens, params.num_q_heads),
@@ -143,7 +165,7 @@ void set_lse(const TensorView* lse, kernels::AttendParams& params) {
 }
 
 kernels::RopeParams rope_params(const LayerInputs& inputs, std::int32_t head_dim,
-                                const kernels::StepBatch& batch) {
+                                const kernels::StepBatch& batch, Device device) {
   kernels::RopeParams params;
   if (inputs.rope == nullptr) return params;
   const Rope& rope = *inputs.rope;
@@ -152,6 +174,7 @@ kernels::RopeParams rope_params(const LayerInputs& inputs, std::int32_t head_dim
   params.base = rope.base;
   params.cos = rope.cos;
   params.sin = rope.sin;
+  params.num_table_positions = rope.num_table_positions;
   params.positions = inputs.positions;
   if (params.rotary_dim < 2 || params.rotary_dim > head_dim || params.rotary_dim % 2 != 0) {
     base::throw_mismatch("rope.rotary_dim",
@@ -173,7 +196,11 @@ kernels::RopeParams rope_params(const LayerInputs& inputs, std::int32_t head_dim
                : std::string("at least 0");
     base::throw_mismatch("position of a new token", wanted, position);
   };
+  check_pointer("rope.cos", rope.cos, device);
+  check_pointer("rope.sin", rope.sin, device);
+  check_pointer("positions", inputs.positions, device);
   if (inputs.positions != nullptr) {
+    if (device.type == DeviceType::Cuda) return params;
     for (std::int32_t i = 0; i < batch.num_tokens; ++i) check(inputs.positions[i]);
     return params;
   }

@@ -18,6 +18,7 @@ struct StepShape {
   std::int32_t num_seqs = 0;
   std::int32_t num_tokens = 0;
   std::int32_t max_new_tokens = 0;
+  Device device = {};  ///< Where they must be.
 };
 
 /// Checks device, dtype, rank and shape of q, k, v or out, and that data is there where elements
@@ -28,16 +29,20 @@ kernels::TokenLayout token_layout(const char* name, const ConstTensorView& tenso
                                   bool writable);
 
 /// Checks an LSE tensor and writes its fields of `params`; null is none.
-void set_lse(const TensorView* lse, kernels::AttendParams& params);
+void set_lse(const TensorView* lse, Device device, kernels::AttendParams& params);
 
 /// Checks a tensor's device, dtypes, rank and data. `name` is for messages.
-void check_tensor(const char* name, const ConstTensorView& tensor, std::int32_t rank);
+void check_tensor(const char* name, const ConstTensorView& tensor, std::int32_t rank,
+                  Device device = {});
+/// Checks that memory is where kernels of `device` want it, as far as that can be known: on GPUs.
+void check_pointer(const char* name, const void* pointer, Device device);
 void check_extent(const char* name, const ConstTensorView& tensor, std::int32_t axis,
                   std::int64_t wanted);
 void check_writable(const char* name, const ConstTensorView& tensor);
 
-/// Checks RoPE and its positions against a step (lengths are on the host).
+/// Checks RoPE and its positions against a step, whose lengths are on the host. Positions of the
+/// caller's in a GPU's memory are not read.
 kernels::RopeParams rope_params(const LayerInputs& inputs, std::int32_t head_dim,
-                                const kernels::StepBatch& batch);
+                                const kernels::StepBatch& batch, Device device);
 
 }  // namespace octavo::api

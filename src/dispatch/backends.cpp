@@ -3,6 +3,7 @@
 #include <octavo/backend.h>
 
 #include "base/error.h"
+#include "device/gpu.h"
 #include "dispatch/features.h"
 #include "kernels/cpu/kernels.h"
 
@@ -22,7 +23,13 @@ std::vector<BackendInfo> backends() {
             fmt::format("tiled online softmax on the host, SIMD target {}", cpu_target());
         break;
       case Backend::Unfused:
-        info.description = "the definition in plain loops, on the host";
+        info.description =
+            device::gpu_report().gpus.empty()
+                ? fmt::format("the definition: on the host; no GPU ({})",
+                              device::gpu_report().why_none)
+                : fmt::format("the definition: on the host, and on {} by cuBLASLt ({})",
+                              device::gpu_report().gpus.front().name,
+                              device::gpu_report().versions);
         break;
       case Backend::Fused:
         info.description = "cuDNN's attention on NVIDIA GPUs";

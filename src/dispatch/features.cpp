@@ -2,10 +2,12 @@
 #include "dispatch/features.h"
 
 #include <array>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "device/gpu.h"
 #include "kernels/params.h"
 
 namespace octavo::dispatch {
@@ -27,12 +29,32 @@ struct Feature {
 
 bool always(const Request& /*request*/) { return true; }
 
-// Both host backends stand in the same column: they differ only where a row asks for the backend.
+bool on_gpu(const Request& request) { return request.device == DeviceType::Cuda; }
+
+bool runs_on(Backend backend, const Request& request) {
+  if (!on_gpu(request)) return true;
+  return backend == Backend::Unfused && request.machine.cuda_compiled;
+}
+
+bool has_bf16(const Request& request) {
+  return request.cache_dtype == DType::BF16 || request.q_dtype == DType::BF16;
+}
+
+// The oldest GPUs: those that nvcc still builds for, and those that multiply BF16.
+constexpr std::int32_t kOldestSm = 75;
+constexpr std::int32_t kOldestBf16Sm = 80;
+
+// Host and GPU share a column where a backend has both: rows that ask for a device tell them apart.
 constexpr std::array kFeatures = {
     Feature{always, [](Backend backend, const Request&) { return is_compiled(backend); },
             [](const Request&) { return std::string("compiled into this build"); }},
-    Feature{always, [](Backend, const Request& r) { return r.device == DeviceType::Cpu; },
+    Feature{always, runs_on,
             [](const Request& r) { return fmt::format("device {}", to_string(r.device)); }},
+    Feature{on_gpu, [](Backend, const Request& r) { return r.machine.sm >= kOldestSm; },
+            [](const Request& r) { return fmt::format("sm{}", r.machine.sm); }},
+    Feature{[](const Request& r) { return on_gpu(r) && has_bf16(r); },
+            [](Backend, const Request& r) { return r.machine.sm >= kOldestBf16Sm; },
+            [](const Request& r) { return fmt::format("bf16 on sm{}", r.machine.sm); }},
     Feature{[](const Request& r) { return r.compute != Compute::Same; },
             [](Backend, const Request&) { return false; },
             [](const Request& r) { return fmt::format("compute {}", to_string(r.compute)); }},
@@ -81,9 +103,28 @@ std::string compiled_names() {
 
 }  // namespace
 
+Machine this_machine(Device device) {
+  Machine machine;
+  if (device.type == DeviceType::Cpu) return machine;
+  const device::GpuReport& report = device::gpu_report();
+  machine.cuda_compiled = report.compiled;
+  const auto index = static_cast<std::size_t>(device.index);
+  if (device.index >= 0 && index < report.gpus.size()) machine.sm = report.gpus[index].sm;
+  return machine;
+}
+
+Backend backend_of_environment() {
+  const char* name = std::getenv("OCTAVO_BACKEND");
+  if (name == nullptr || *name == '\0') return Backend::Auto;
+  const std::optional<Backend> backend = parse_backend(name);
+  if (!backend) base::throw_mismatch("OCTAVO_BACKEND", "the name of a backend", name);
+  return *backend;
+}
+
 Request make_request(const AttentionConfig& config, DType cache_dtype, Device device) {
   Request request;
   request.device = device.type;
+  request.machine = this_machine(device);
   request.cache_dtype = cache_dtype;
   request.compute = config.compute;
   request.head_dim = config.head_dim;
@@ -115,7 +156,8 @@ Support explain(Backend backend, const Request& request) {
   return support;
 }
 
-Backend choose(Backend wanted, const Request& request) {
+Backend choose(Backend named, const Request& request) {
+  const Backend wanted = named == Backend::Auto ? backend_of_environment() : named;
   if (wanted != Backend::Auto) {
     if (can_run(wanted, request)) return wanted;
     if (!is_compiled(wanted)) {
@@ -134,7 +176,8 @@ Backend choose(Backend wanted, const Request& request) {
   throw Error(ErrorCode::Unsupported, text);
 }
 
-Explanation explain_all(Backend wanted, const Request& request) {
+Explanation explain_all(Backend named, const Request& request) {
+  const Backend wanted = named == Backend::Auto ? backend_of_environment() : named;
   Explanation explanation;
   for (const Backend backend : kPreference)
     explanation.backends.push_back(explain(backend, request));
@@ -150,7 +193,8 @@ Explanation explain_all(Backend wanted, const Request& request) {
   } else {
     explanation.reason = wanted == Backend::Auto
                              ? "the first in order of preference that can run this"
-                             : "it was named";
+                         : named == Backend::Auto ? "OCTAVO_BACKEND names it"
+                                                  : "it was named";
   }
   return explanation;
 }

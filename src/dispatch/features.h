@@ -13,9 +13,19 @@
 
 namespace octavo::dispatch {
 
+/// What runs it: tests put in what they like.
+struct Machine {
+  bool cuda_compiled = false;  ///< This build has the CUDA part.
+  std::int32_t sm = 0;         ///< Of the GPU that is asked for, major * 10 + minor; 0: none.
+};
+
+/// The machine that we are on, as far as `device` goes.
+Machine this_machine(Device device);
+
 /// What is asked of a backend. Fields that are not known yet (no tensors seen) ask for nothing.
 struct Request {
   DeviceType device = DeviceType::Cpu;
+  Machine machine = {};
   DType cache_dtype = DType::F32;
   std::optional<DType> q_dtype;
   Compute compute = Compute::Same;
@@ -25,7 +35,7 @@ struct Request {
   bool dense_token_rows = true;  ///< The same for q and the output.
 };
 
-/// The request of a configuration, before any tensor is seen.
+/// The request of a configuration on this machine, before any tensor is seen.
 Request make_request(const AttentionConfig& config, DType cache_dtype, Device device);
 
 /// All backends in order of preference.
@@ -37,11 +47,15 @@ bool is_compiled(Backend backend);
 bool can_run(Backend backend, const Request& request);
 Support explain(Backend backend, const Request& request);
 
-/// The backend to take: `wanted`, or under Auto the first that can run it. Throws NotCompiled or
+/// The backend that OCTAVO_BACKEND names, to be taken where Auto is asked for; Auto when it is not
+/// set. Throws InvalidArgument for a name that is none.
+Backend backend_of_environment();
+
+/// The backend to take: `named`, or under Auto the first that can run it. Throws NotCompiled or
 /// Unsupported with required, supported and missing features.
-Backend choose(Backend wanted, const Request& request);
+Backend choose(Backend named, const Request& request);
 
 /// What every backend says, and what choose would take.
-Explanation explain_all(Backend wanted, const Request& request);
+Explanation explain_all(Backend named, const Request& request);
 
 }  // namespace octavo::dispatch

@@ -48,6 +48,9 @@ void attend(Backend backend, bool batch_invariant, const kernels::AttendParams& 
 
 void append(const kernels::AppendParams& params) { kernels::cpu::append(params); }
 
+void convert(const kernels::ConvertParams& params) { kernels::cpu::convert_tokens(params); }
+void gather(const kernels::GatherParams& params) { kernels::cpu::gather_pages(params); }
+
 void merge(const kernels::cpu::MergeParams& params) { kernels::cpu::merge_partials(params); }
 
 }  // namespace octavo::dispatch

@@ -19,6 +19,9 @@ void attend(Backend backend, bool batch_invariant, const kernels::AttendParams& 
 
 void append(const kernels::AppendParams& params);
 
+void convert(const kernels::ConvertParams& params);
+void gather(const kernels::GatherParams& params);
+
 void merge(const kernels::cpu::MergeParams& params);
 
 }  // namespace octavo::dispatch

@@ -59,7 +59,7 @@ struct StepBatch {
 };
 
 /// Page that holds slot position `position` of batch row `b`; 0 <= position < kv_lens[b].
-inline std::int32_t page_of(const StepBatch& batch, std::int32_t b, std::int32_t page_idx) {
+constexpr std::int32_t page_of(const StepBatch& batch, std::int32_t b, std::int32_t page_idx) {
   const std::int32_t row = batch.rows != nullptr ? batch.rows[b] : b;
   if (batch.page_table == nullptr) return row;
   return batch.page_table[static_cast<std::int64_t>(row) * batch.page_table_stride + page_idx];
@@ -72,6 +72,7 @@ struct RopeParams {
   double base = 10000.0;
   const float* cos = nullptr;  ///< [.., rotary_dim / 2], or null: computed
   const float* sin = nullptr;
+  std::int64_t num_table_positions = 0;
   const std::int32_t* positions = nullptr;  ///< [num_tokens], or null: kv_len - n + i
 };
 
@@ -88,6 +89,46 @@ struct AppendParams {
   std::int32_t head_dim_v = 0;
   RopeParams rope;
   std::int32_t num_threads = 0;
+};
+
+/// Rows of tokens from one format to another. Padding rows of `to` become 0; those of `from` are
+/// not read.
+struct ConvertParams {
+  StepBatch batch;  ///< token_offsets, num_seqs and num_tokens alone.
+  const void* from = nullptr;
+  DType from_dtype = DType::F32;
+  TokenLayout from_layout;
+  void* to = nullptr;
+  DType to_dtype = DType::F32;
+  TokenLayout to_layout;
+  std::int32_t num_heads = 0;
+  std::int32_t dim = 0;
+};
+
+/// Slots of pages to rows [num_seqs, num_slots, num_heads, padded_dim] by strides: positions 0 … of
+/// batch rows first_seq …, heads first_head …. What lies behind a sequence's end, or behind `dim`,
+/// becomes 0.
+struct GatherParams {
+  StepBatch batch;
+  PagedTensor from;
+  DType from_dtype = DType::F32;
+  std::int64_t num_pages = 0;
+  std::int32_t page_size = 0;
+  std::int32_t num_rows = 0;   ///< Of the page table; a GPU reads no row beyond.
+  std::int64_t max_slots = 0;  ///< Of a row; a GPU reads no position beyond.
+  void* to = nullptr;
+  DType to_dtype = DType::F32;
+  std::int64_t to_seq_stride = 0;
+  std::int64_t to_slot_stride = 0;
+  std::int64_t to_head_stride = 0;
+  std::int64_t to_dim_stride = 1;
+  std::int32_t first_seq = 0;
+  std::int32_t num_seqs = 0;
+  std::int32_t first_head = 0;
+  std::int32_t num_heads = 0;
+  std::int32_t dim = 0;
+  std::int32_t padded_dim = 0;
+  std::int64_t num_slots = 0;
 };
 
 /// How the keys of each sequence are cut among work items. An item is (b, q tile t, split j):
@@ -143,8 +184,8 @@ struct KeyRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
 };
-inline KeyRange visible_keys(bool causal, std::int64_t window_left, std::int64_t window_right,
-                             std::int64_t position, std::int64_t kv_len) {
+constexpr KeyRange visible_keys(bool causal, std::int64_t window_left, std::int64_t window_right,
+                                std::int64_t position, std::int64_t kv_len) {
   KeyRange range{0, kv_len};
   if (window_left >= 0 && position - window_left > 0) range.begin = position - window_left;
   if (causal && position + 1 < range.end) range.end = position + 1;

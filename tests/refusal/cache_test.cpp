@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a cache refuses: configurations, unknown and repeated ids, plans at the wrong time.
+#include "device/gpu.h"
 #include "tests/refusal/expect.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -85,13 +87,37 @@ TEST(CacheConfigRefusal, NamesADtypeThatNoBackendStores) {
             "dtype: wanted f32, f16 or bf16, got i8 (no backend stores it yet)");
 }
 
+// Also where there is a GPU: none has this index.
 TEST(CacheConfigRefusal, NamesADeviceThatIsNotThere) {
-  EXPECT_EQ(construction(
-                [](CacheConfig& c) {
-                  c.device = {DeviceType::Cuda, 0};
-                },
-                ErrorCode::NotCompiled),
-            "device: wanted cpu, got cuda (this version has no GPU part)");
+  const device::GpuReport& report = device::gpu_report();
+  const auto on_gpu = [](CacheConfig& c) { c.device = {DeviceType::Cuda, 99}; };
+  if (!report.compiled) {
+    EXPECT_EQ(construction(on_gpu, ErrorCode::NotCompiled),
+              "device: wanted cpu, got cuda (" + report.why_none + ")");
+  } else if (report.gpus.empty()) {
+    EXPECT_EQ(construction(on_gpu, ErrorCode::DeviceFailure),
+              "device: wanted a GPU, got none (" + report.why_none + ")");
+  } else {
+    EXPECT_EQ(construction(on_gpu, ErrorCode::InvalidArgument),
+              "device.index: wanted 0 … " + std::to_string(report.gpus.size() - 1) + ", got 99");
+  }
+}
+
+TEST(CacheConfigRefusal, NamesAWorkspaceThatTheCpuDoesNotTake) {
+  EXPECT_EQ(construction([](CacheConfig& c) { c.workspace_bytes = 1 << 20; }),
+            "workspace_bytes: wanted 0, got 1048576");
+}
+
+TEST(CacheConfigRefusal, NamesCallersMemoryOfTheWrongShape) {
+  static float memory[4096];
+  EXPECT_EQ(construction([](CacheConfig& c) {
+              c.keys = TensorView(memory, DType::F32, {1, 1, 1, 1, 1});
+            }),
+            "values.data: wanted memory for both K and V or for neither, got null");
+  EXPECT_THAT(construction([](CacheConfig& c) {
+                c.keys = c.values = TensorView(memory, c.dtype, {1, 1, 1, 1, 1});
+              }),
+              ::testing::HasSubstr("keys.shape: wanted"));
 }
 
 TEST(CacheConfigRefusal, NoticesBytesThatOverflow) {

@@ -162,7 +162,7 @@ TEST_F(Layer, NamesNullOut) {
 
 TEST_F(Layer, NamesADeviceThatIsNotTheCaches) {
   inputs_.q.device = {DeviceType::Cuda, 0};
-  EXPECT_EQ(refused(), "q.device: wanted cpu, got cuda");
+  EXPECT_EQ(refused(), "q.device: wanted cpu, got cuda:0");
 }
 
 TEST_F(Layer, NamesAnIntegerDtype) {

@@ -18,6 +18,10 @@ namespace octavo::kernels::cpu {
 /// rope.rotary_dim > 0, then clears batch.clear_lens[b] slots behind each sequence's new end.
 void append(const AppendParams& params);
 
+/// Tokens from format to format, and pages to rows.
+void convert_tokens(const ConvertParams& params);
+void gather_pages(const GatherParams& params);
+
 /// Attention by its definition, in plain loops. Any strides, any mix of dtypes.
 void unfused_attend(const AttendParams& params, void* workspace);
 

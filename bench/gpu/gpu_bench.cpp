@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+// Times of the GPU's append, of unfused prefill and of the host's plan and begin, each beside the
+// device-to-device copy of the same run. Device times are medians of CUDA graph replays that rotate
+// over the layers of a cache larger than the L2. Prints one JSON object a line.
+#include "bench/commit.h"
+#include "testing/device_memory.h"
+
+#include <octavo/attention.h>
+#include <octavo/cache.h>
+#include <octavo/error.h>
+
+#include <fmt/format.h>
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <ctime>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace octavo::bench {
+namespace {
+
+using testkit::DeviceMemory;
+
+constexpr Device kGpu{DeviceType::Cuda, 0};
+constexpr int kRepeats = 21;
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) {
+    throw Error(ErrorCode::DeviceFailure, fmt::format("{}: {}", what, cudaGetErrorString(error)));
+  }
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+class GpuClock {
+ public:
+  GpuClock() {
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    check(cudaEventCreate(&begin_), "cudaEventCreate");
+    check(cudaEventCreate(&end_), "cudaEventCreate");
+  }
+
+  [[nodiscard]] Stream stream() const { return {stream_}; }
+
+  /// Microseconds of one of `count` calls of `enqueue`.
+  double in_stream(int count, const std::function<void(int)>& enqueue) {
+    std::vector<double> times;
+    for (int i = 0; i < kRepeats + 2; ++i) {
+      check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
+      for (int j = 0; j < count; ++j) enqueue(j);
+      const double us = elapsed();
+      if (i >= 2) times.push_back(us / count);
+    }
+    return median(times);
+  }
+
+  /// The same, captured together in a graph.
+  double in_graph(int count, const std::function<void(int)>& enqueue) {
+    enqueue(0);  // prepares what is prepared once
+    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+    for (int i = 0; i < count; ++i) enqueue(i);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t run = nullptr;
+    check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    check(cudaGraphInstantiate(&run, graph, 0), "cudaGraphInstantiate");
+    std::vector<double> times;
+    for (int i = 0; i < kRepeats + 2; ++i) {
+      check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
+      check(cudaGraphLaunch(run, stream_), "cudaGraphLaunch");
+      const double us = elapsed();
+      if (i >= 2) times.push_back(us / count);
+    }
+    check(cudaGraphExecDestroy(run), "cudaGraphExecDestroy");
+    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    return median(times);
+  }
+
+ private:
+  double elapsed() {
+    check(cudaEventRecord(end_, stream_), "cudaEventRecord");
+    check(cudaEventSynchronize(end_), "cudaEventSynchronize");
+    float ms = 0.0F;
+    check(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime");
+    return static_cast<double>(ms) * 1000.0;
+  }
+
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+};
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts = {};
+  gmtime_r(&now, &parts);
+  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
+}
+
+struct Report {
+  std::string device;
+  std::string driver;
+  double copy_tbps = 0.0;
+  std::string date = today();
+
+  void line(const std::string& name, const char* backend, double us, double bytes,
+            double flops) const {
+    const double tbps = bytes / us * 1e-6;
+    fmt::print(
+        "{{\"case\": \"{}\", \"backend\": \"{}\", \"device\": \"{}\", \"driver\": \"{}\", "
+        "\"commit\": \"{}\", \"date\": \"{}\", \"time_us\": {:.2f}, \"tflops\": {:.1f}, \"tbps\": "
+        "{:.3f}, "
+        "\"bound_share\": {:.3f}}}\n",
+        name, backend, device, driver, kCommit, date, us, flops / us * 1e-6, tbps,
+        copy_tbps > 0.0 ? tbps / copy_tbps : 0.0);
+  }
+};
+
+CacheConfig append_cache(std::int32_t max_num_seqs, std::int64_t max_seq_len) {
+  CacheConfig c;
+  c.num_layers = 16;
+  c.num_kv_heads = 8;
+  c.head_dim = 128;
+  c.dtype = DType::BF16;
+  c.max_num_seqs = max_num_seqs;
+  c.max_seq_len = max_seq_len;
+  c.page_size = 16;
+  c.device = kGpu;
+  return c;
+}
+
+AttentionConfig heads(std::int32_t num_q_heads) {
+  AttentionConfig a;
+  a.num_q_heads = num_q_heads;
+  a.num_kv_heads = 8;
+  a.head_dim = 128;
+  a.backend = Backend::Unfused;
+  return a;
+}
+
+/// New tokens of every layer, random bytes that are finite numbers.
+DeviceMemory numbers(std::int64_t count) {
+  std::vector<std::uint16_t> host(static_cast<std::size_t>(count));
+  std::uint32_t state = 1;
+  for (std::uint16_t& bits : host) {
+    state = state * 1664525U + 1013904223U;
+    bits = static_cast<std::uint16_t>(0x3F00U | ((state >> 16U) & 0x80FFU));
+  }
+  DeviceMemory memory(kGpu, host.size() * 2);
+  memory.upload(host.data(), memory.size());
+  return memory;
+}
+
+double copy_bandwidth(GpuClock& clock) {
+  constexpr std::size_t kBytes = std::size_t{2} << 30U;
+  const DeviceMemory from(kGpu, kBytes);
+  const DeviceMemory to(kGpu, kBytes);
+  const double us = clock.in_stream(4, [&](int) {
+    check(cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice,
+                          clock.stream().handle),
+          "cudaMemcpyAsync");
+  });
+  return 2.0 * static_cast<double>(kBytes) / us * 1e-6;
+}
+
+void bench_append(GpuClock& clock, const Report& report, std::int32_t seqs, std::int64_t tokens,
+                  std::int64_t past, bool with_rope) {
+  const CacheConfig config = append_cache(seqs, past + 2 * tokens);
+  KvCache cache(config);
+  std::vector<SequenceStep> step;
+  for (SequenceId id = 0; id < seqs; ++id) step.push_back({id, past});
+  if (past > 0) cache.begin(cache.plan(step).plan(), clock.stream());
+  for (SequenceStep& line : step) line.new_tokens = tokens;
+  const StepPlan plan = cache.plan(step).plan();
+  cache.begin(plan, clock.stream());
+  const std::int64_t all = seqs * tokens;
+  const std::int64_t per_layer = all * 8 * 128;
+  const DeviceMemory k = numbers(config.num_layers * per_layer);
+  const DeviceMemory v = numbers(config.num_layers * per_layer);
+  const Attention attention(heads(8), config);
+  const Rope rope;
+  const double us = clock.in_graph(config.num_layers * 4, [&](int i) {
+    const std::int32_t layer = i % config.num_layers;
+    LayerInputs inputs;
+    inputs.k = ConstTensorView(k.data() + layer * per_layer * 2, DType::BF16, {all, 8, 128}, kGpu);
+    inputs.v = ConstTensorView(v.data() + layer * per_layer * 2, DType::BF16, {all, 8, 128}, kGpu);
+    inputs.rope = with_rope ? &rope : nullptr;
+    attention.append(plan, cache, layer, inputs, clock.stream());
+  });
+  report.line(
+      fmt::format("append b{} t{} h8 d128 bf16 page16{}", seqs, tokens, with_rope ? " rope" : ""),
+      "append", us, static_cast<double>(per_layer) * 2.0 * 2.0 * 2.0, 0.0);
+}
+
+void bench_prefill(GpuClock& clock, const Report& report, Mask mask) {
+  constexpr std::int64_t kTokens = 8192;
+  CacheConfig config = append_cache(1, kTokens);
+  config.num_layers = 1;
+  config.num_kv_heads = 8;
+  config.workspace_bytes = std::int64_t{4} << 30U;
+  KvCache cache(config);
+  const StepPlan plan = cache.plan({{1, kTokens}}).plan();
+  cache.begin(plan, clock.stream());
+  const DeviceMemory q = numbers(kTokens * 32 * 128);
+  const DeviceMemory out(kGpu, q.size());
+  AttentionConfig a = heads(32);
+  a.mask = mask;
+  const Attention attention(a, config);
+  LayerInputs inputs;
+  inputs.q = ConstTensorView(q.data(), DType::BF16, {kTokens, 32, 128}, kGpu);
+  inputs.k = ConstTensorView(q.data(), DType::BF16, {kTokens, 8, 128}, kGpu);
+  inputs.v = inputs.k;
+  attention.append(plan, cache, 0, inputs, clock.stream());
+  const TensorView to(out.data(), DType::BF16, {kTokens, 32, 128}, kGpu);
+  const double us = clock.in_graph(
+      1, [&](int) { attention.attend(plan, cache, 0, inputs, to, nullptr, clock.stream()); });
+  const double products = 4.0 * kTokens * kTokens * 32.0 * 128.0;
+  report.line(fmt::format("prefill b1 s8192 h32/8 d128 bf16 page16 {}", to_string(mask)), "unfused",
+              us, 0.0, mask == Mask::Causal ? products / 2.0 : products);
+}
+
+void bench_host(GpuClock& clock, const Report& report) {
+  CacheConfig config = append_cache(256, 4096 + 200);
+  config.num_layers = 1;
+  config.num_kv_heads = 1;
+  config.head_dim = 8;
+  KvCache cache(config);
+  std::vector<SequenceStep> step;
+  for (SequenceId id = 0; id < 256; ++id) step.push_back({id, 4096});
+  cache.begin(cache.plan(step).plan(), clock.stream());
+  for (SequenceStep& line : step) line.new_tokens = 1;
+  std::vector<double> times;
+  for (int i = 0; i < 150; ++i) {
+    check(cudaStreamSynchronize(clock.stream().handle), "cudaStreamSynchronize");
+    const auto begin = std::chrono::steady_clock::now();
+    cache.begin(cache.plan(step).plan(), clock.stream());
+    const auto end = std::chrono::steady_clock::now();
+    times.push_back(std::chrono::duration<double, std::micro>(end - begin).count());
+  }
+  report.line("plan and begin b256 s4096 page16, host", "host", median(times), 0.0, 0.0);
+}
+
+/// `part`: append, prefill, host, or empty for all.
+int run(const std::string& part) {
+  const std::string trouble = testkit::device_trouble(kGpu);
+  if (!trouble.empty()) {
+    fmt::print(stderr, "gpu_bench: {}\n", trouble);
+    return 3;
+  }
+  cudaDeviceProp properties;
+  int driver = 0;
+  check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+  GpuClock clock;
+  Report report{properties.name, fmt::format("{}.{}", driver / 1000, driver % 1000 / 10)};
+  report.copy_tbps = copy_bandwidth(clock);
+  fmt::print("{{\"case\": \"copy\", \"device\": \"{}\", \"tbps\": {:.3f}}}\n", report.device,
+             report.copy_tbps);
+  if (part.empty() || part == "append") {
+    bench_append(clock, report, 1, 8192, 0, false);
+    bench_append(clock, report, 1, 8192, 0, true);
+    bench_append(clock, report, 8, 1024, 40, false);
+    bench_append(clock, report, 64, 1, 1000, false);
+    bench_append(clock, report, 64, 1, 1000, true);
+    bench_append(clock, report, 256, 1, 1000, false);
+  }
+  if (part.empty() || part == "prefill") {
+    bench_prefill(clock, report, Mask::Full);
+    bench_prefill(clock, report, Mask::Causal);
+  }
+  if (part.empty() || part == "host") bench_host(clock, report);
+  return 0;
+}
+
+}  // namespace
+}  // namespace octavo::bench
+
+int main(int argc, char** argv) {
+  try {
+    return octavo::bench::run(argc > 1 ? argv[1] : "");
+  } catch (const octavo::Error& error) {
+    fmt::print(stderr, "gpu_bench: {}\n", error.what());
+    return 1;
+  }
+}

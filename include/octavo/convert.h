@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// New tokens from format to format, and pages to contiguous rows.
+#pragma once
+
+#include <octavo/attention.h>
+#include <octavo/export.h>
+#include <octavo/tensor.h>
+#include <octavo/types.h>
+
+#include <cstdint>
+
+namespace octavo {
+
+/// Copies the new tokens of a step from one format to another, converting the dtype where they
+/// differ.
+///
+/// Of `step`, num_seqs, num_tokens and token_offsets are used; they lie in memory of the tensors'
+/// device. Shapes: as in LayerInputs, with the same heads and dim. Padding rows of `to` become 0;
+/// padding rows of `from` are never read. Dtypes: F32, F16, BF16 each. Strides: any; `to` must not
+/// overlap itself. Errors: InvalidArgument; on a GPU, where the host does not see token_offsets,
+/// not for what is wrong in them. Sync: enqueues on `stream`; on the CPU, done when it returns.
+OCTAVO_EXPORT void convert_tokens(const ConstTensorView& from, TensorFormat from_format,
+                                  const TensorView& to, TensorFormat to_format,
+                                  const StepArrays& step, Stream stream = {});
+
+/// Gathers the keys and values of each sequence through the page table: position j of sequence b
+/// goes to row [b, j]; rows behind a sequence's end become 0.
+///
+/// Of `step`, num_seqs and kv_lens are used; they, and the page table, lie in memory of the
+/// tensors' device. Shapes: k [>= num_seqs, L, num_kv_heads, head_dim], v the same with head_dim_v;
+/// positions from L on are left out. Dtypes: F32, F16, BF16 each. Strides: any. Errors:
+/// InvalidArgument; on a GPU, where the host sees neither table nor lengths, rows outside the table
+/// and page ids outside the pool read as 0. Sync: as convert_tokens.
+OCTAVO_EXPORT void gather_cache(const KvView& cache, const StepArrays& step, const TensorView& k,
+                                const TensorView& v, Stream stream = {});
+
+/// The same for a layer of our own cache, at the step that was begun last.
+OCTAVO_EXPORT void gather_cache(const StepPlan& plan, const KvCache& cache, std::int32_t layer,
+                                const TensorView& k, const TensorView& v, Stream stream = {});
+
+}  // namespace octavo

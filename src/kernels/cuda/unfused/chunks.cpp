@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/unfused/chunks.h"
+
+#include <algorithm>
+
+#include "base/math.h"
+
+namespace octavo::kernels::cuda {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+// Batches beyond it gain nothing and meet the libraries' limits.
+constexpr std::int64_t kMostProducts = 16384;
+
+// A run may compute so much of what is in it, padding included.
+constexpr double kMostPadding = 1.5;
+
+// Query rows of one head that keep a product busy: heads are split before tokens fall below it.
+constexpr std::int64_t kGoodRows = 1024;
+
+std::int64_t rounded_keys(std::int64_t keys) {
+  return std::max<std::int64_t>(base::ceil_div(keys, kKeyStep), 1) * kKeyStep;
+}
+
+class Cut {
+ public:
+  Cut(const UnfusedShape& shape, const StepBatch& batch, std::size_t budget,
+      const std::function<void(const UnfusedChunk&)>& use)
+      : shape_(shape), batch_(batch), budget_(budget), use_(use) {}
+
+  void run() {
+    for (std::int32_t b = 0; b < batch_.num_seqs;) {
+      if (new_tokens(b) == 0) {
+        ++b;
+      } else {
+        b = take_run(b);
+      }
+    }
+  }
+
+ private:
+  [[nodiscard]] std::int32_t new_tokens(std::int32_t b) const {
+    return batch_.token_offsets[b + 1] - batch_.token_offsets[b];
+  }
+
+  [[nodiscard]] bool fits(const UnfusedChunk& chunk) const {
+    return UnfusedLayout(shape_, chunk).end <= budget_ &&
+           std::int64_t{chunk.num_seqs} * chunk.num_heads <= kMostProducts;
+  }
+
+  // The longest run of batch rows from `first` on that fits as a whole and whose padding costs no
+  // more than what is in it.
+  std::int32_t take_run(std::int32_t first) {
+    UnfusedChunk run{.first_seq = first, .num_seqs = 1, .num_heads = shape_.num_kv_heads};
+    run.num_tokens = new_tokens(first);
+    run.num_keys = rounded_keys(batch_.kv_lens[first]);
+    run.seen_keys = run.num_keys;
+    double inside = static_cast<double>(run.num_tokens) * static_cast<double>(run.num_keys);
+    for (std::int32_t b = first + 1; b < batch_.num_seqs; ++b) {
+      UnfusedChunk longer = run;
+      longer.num_seqs = b + 1 - first;
+      longer.num_tokens = std::max(run.num_tokens, new_tokens(b));
+      longer.num_keys = std::max(run.num_keys, rounded_keys(batch_.kv_lens[b]));
+      longer.seen_keys = longer.num_keys;
+      const double more = inside + static_cast<double>(new_tokens(b)) *
+                                       static_cast<double>(rounded_keys(batch_.kv_lens[b]));
+      const double padded = static_cast<double>(longer.num_seqs) *
+                            static_cast<double>(longer.num_tokens) *
+                            static_cast<double>(longer.num_keys);
+      if (padded > kMostPadding * more || !fits(longer)) break;
+      run = longer;
+      inside = more;
+    }
+    split(run);
+    return first + run.num_seqs;
+  }
+
+  // A run of one sequence may have to be cut by heads and by tokens.
+  void split(UnfusedChunk run) const {
+    const std::int32_t all_tokens = run.num_tokens;
+    const std::int64_t good =
+        std::min<std::int64_t>(all_tokens, std::max<std::int64_t>(1, kGoodRows / shape_.group));
+    run.num_tokens = most_tokens(run, all_tokens);
+    while (run.num_heads > 1 && run.num_tokens < good) {
+      run.num_heads = (run.num_heads + 1) / 2;
+      run.num_tokens = most_tokens(run, all_tokens);
+    }
+    const std::int32_t heads = run.num_heads;
+    const std::int32_t tokens = std::max(run.num_tokens, 1);
+    for (std::int32_t head = 0; head < shape_.num_kv_heads; head += heads) {
+      run.first_head = head;
+      run.num_heads = std::min(heads, shape_.num_kv_heads - head);
+      for (std::int32_t token = 0; token < all_tokens; token += tokens) {
+        run.first_token = token;
+        run.num_tokens = std::min(tokens, all_tokens - token);
+        run.seen_keys = seen_keys(run);
+        run.gathers = token == 0;
+        use_(run);
+      }
+    }
+  }
+
+  [[nodiscard]] std::int32_t most_tokens(UnfusedChunk chunk, std::int32_t highest) const {
+    std::int32_t low = 0;
+    while (low < highest) {
+      chunk.num_tokens = low + (highest - low + 1) / 2;
+      if (fits(chunk)) {
+        low = chunk.num_tokens;
+      } else {
+        highest = chunk.num_tokens - 1;
+      }
+    }
+    return low;
+  }
+
+  [[nodiscard]] std::int64_t seen_keys(const UnfusedChunk& chunk) const {
+    std::int64_t seen = 0;
+    for (std::int32_t b = chunk.first_seq; b < chunk.first_seq + chunk.num_seqs; ++b) {
+      const std::int32_t last = std::min(chunk.first_token + chunk.num_tokens, new_tokens(b)) - 1;
+      const std::int64_t position = std::int64_t{batch_.kv_lens[b]} - new_tokens(b) + last;
+      seen = std::max(
+          seen,
+          visible_keys(shape_.causal, -1, shape_.window_right, position, batch_.kv_lens[b]).end);
+    }
+    return std::min(rounded_keys(seen), chunk.num_keys);
+  }
+
+  const UnfusedShape& shape_;
+  const StepBatch& batch_;
+  std::size_t budget_;
+  const std::function<void(const UnfusedChunk&)>& use_;
+};
+
+}  // namespace
+
+UnfusedLayout::UnfusedLayout(const UnfusedShape& shape, const UnfusedChunk& chunk) {
+  const std::int64_t products = std::int64_t{chunk.num_seqs} * chunk.num_heads;
+  const std::int64_t rows = products * chunk.num_tokens * shape.group;
+  const auto take = [&](std::int64_t bytes) {
+    const std::size_t at = end;
+    end += (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+    return at;
+  };
+  k = take(products * chunk.num_keys * shape.padded_dim * shape.element_bytes);
+  v = take(products * chunk.num_keys * shape.padded_dim_v * shape.element_bytes);
+  q = take(rows * shape.padded_dim * shape.element_bytes);
+  out = take(rows * shape.padded_dim_v * 4);
+  factors = take(rows * 4);
+  // For num_keys, so that K and V stay in place while chunks of tokens see more and more.
+  scores = take(rows * chunk.num_keys * 4);
+  weights = take(rows * chunk.num_keys * shape.element_bytes);
+}
+
+std::size_t least_chunk_bytes(const UnfusedShape& shape, std::int64_t kv_len) {
+  const UnfusedChunk chunk{
+      .num_seqs = 1, .num_heads = 1, .num_tokens = 1, .num_keys = rounded_keys(kv_len)};
+  return UnfusedLayout(shape, chunk).end;
+}
+
+void for_each_chunk(const UnfusedShape& shape, const StepBatch& batch, std::size_t budget,
+                    const std::function<void(const UnfusedChunk&)>& use) {
+  Cut(shape, batch, budget, use).run();
+}
+
+}  // namespace octavo::kernels::cuda

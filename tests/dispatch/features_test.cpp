@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// The feature table on machines that are not there, and the environment's word.
+#include "dispatch/features.h"
+
+#include <octavo/error.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+namespace octavo::dispatch {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+Request on_gpu(std::int32_t sm, DType dtype) {
+  Request request;
+  request.device = DeviceType::Cuda;
+  request.machine = {.cuda_compiled = true, .sm = sm};
+  request.cache_dtype = dtype;
+  request.head_dim = request.head_dim_v = 64;
+  return request;
+}
+
+TEST(FeatureTable, LetsUnfusedRunOnEveryGpuThatIsBuiltFor) {
+  for (const std::int32_t sm : {75, 80, 86, 89, 90, 100, 120}) {
+    EXPECT_TRUE(can_run(Backend::Unfused, on_gpu(sm, DType::F32))) << sm;
+    EXPECT_TRUE(can_run(Backend::Unfused, on_gpu(sm, DType::F16))) << sm;
+  }
+}
+
+TEST(FeatureTable, NamesAGpuThatIsTooOld) {
+  const Support support = explain(Backend::Unfused, on_gpu(70, DType::F16));
+  EXPECT_FALSE(support.ok);
+  EXPECT_THAT(support.missing, Contains("sm70"));
+}
+
+TEST(FeatureTable, WantsSm80ForBf16) {
+  EXPECT_THAT(explain(Backend::Unfused, on_gpu(75, DType::BF16)).missing, Contains("bf16 on sm75"));
+  EXPECT_TRUE(can_run(Backend::Unfused, on_gpu(80, DType::BF16)));
+}
+
+TEST(FeatureTable, WantsSm80ForBf16QueriesToo) {
+  Request request = on_gpu(75, DType::F32);
+  request.q_dtype = DType::BF16;
+  EXPECT_THAT(explain(Backend::Unfused, request).missing, Contains("bf16 on sm75"));
+}
+
+TEST(FeatureTable, KeepsTheHostsBackendOffGpus) {
+  EXPECT_THAT(explain(Backend::Cpu, on_gpu(90, DType::F16)).missing, Contains("device cuda"));
+}
+
+TEST(FeatureTable, NamesTheDeviceWhereTheCudaPartIsAbsent) {
+  Request request = on_gpu(90, DType::F16);
+  request.machine.cuda_compiled = false;
+  EXPECT_THAT(explain(Backend::Unfused, request).missing, Contains("device cuda"));
+}
+
+TEST(FeatureTable, TakesUnfusedOnAGpuByItself) {
+  EXPECT_EQ(choose(Backend::Auto, on_gpu(90, DType::BF16)), Backend::Unfused);
+}
+
+class Environment : public ::testing::Test {
+ protected:
+  void TearDown() override { unsetenv("OCTAVO_BACKEND"); }
+  static Request on_host() {
+    Request request;
+    request.head_dim = request.head_dim_v = 64;
+    return request;
+  }
+};
+
+TEST_F(Environment, ReplacesAuto) {
+  EXPECT_EQ(choose(Backend::Auto, on_host()), Backend::Cpu);
+  setenv("OCTAVO_BACKEND", "unfused", 1);
+  EXPECT_EQ(choose(Backend::Auto, on_host()), Backend::Unfused);
+  EXPECT_EQ(explain_all(Backend::Auto, on_host()).reason, "OCTAVO_BACKEND names it");
+}
+
+TEST_F(Environment, LeavesABackendThatTheCallerNamed) {
+  setenv("OCTAVO_BACKEND", "unfused", 1);
+  EXPECT_EQ(choose(Backend::Cpu, on_host()), Backend::Cpu);
+}
+
+TEST_F(Environment, IsHeldToItsWord) {
+  setenv("OCTAVO_BACKEND", "cpu", 1);
+  EXPECT_THROW(choose(Backend::Auto, on_gpu(90, DType::F16)), Error);
+}
+
+TEST_F(Environment, NamesAWordThatIsNoBackend) {
+  setenv("OCTAVO_BACKEND", "fast", 1);
+  try {
+    choose(Backend::Auto, on_host());
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("OCTAVO_BACKEND: wanted the name of a backend, got fast"));
+  }
+}
+
+}  // namespace
+}  // namespace octavo::dispatch

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs a pack of GPU tests and benchmarks (./dev gpu-test --pack) on a machine that has a driver and
+# the CUDA libraries. Usage: run.sh [test|bench|sanitize] [arguments of the program]
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+export LD_LIBRARY_PATH="$here/lib:${LD_LIBRARY_PATH:-}:/usr/local/cuda/lib64"
+export OCTAVO_TEST_DATA="$here/data"
+export OCTAVO_REQUIRE=cuda
+
+what="${1:-test}"
+(($#)) && shift
+case "$what" in
+  test)
+    "$here/bin/octavo" info
+    "$here/bin/test_gpu" --gtest_brief=1 "$@"
+    # 3: a case was refused (FP8) and none failed; the case of a full pool fails by intent.
+    status=0
+    find "$here/data/cases" -name '*.safetensors' ! -name '*out_of_pages*' -print0 |
+      xargs -0 "$here/bin/octavo" check --device cuda --backend unfused >"$here/check.log" 2>&1 ||
+      status=$?
+    cat "$here/check.log"
+    grep -q '^fail\|^unmet\|^broken\|^invalid' "$here/check.log" && exit 1
+    ((status == 0 || status == 123))
+    ;;
+  bench) "$here/bin/octavo_gpu_bench" "$@" ;;
+  sanitize)
+    # The suite's small half; the large cases would take the tools hours.
+    filter='*AppendLayout*:*AppendRope*:*Converts*:*Gathers*:*Forks*:*AgreesWithTheOracle*seed1?:*AgreesWithTheOracle*seed2?'
+    for tool in memcheck racecheck synccheck; do
+      echo "compute-sanitizer $tool"
+      compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5 \
+        "$here/bin/test_gpu" --gtest_brief=1 --gtest_filter="$filter" "$@"
+    done
+    ;;
+  *)
+    echo "run.sh: wanted test, bench or sanitize, got '$what'" >&2
+    exit 2
+    ;;
+esac
