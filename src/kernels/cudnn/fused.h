@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backend `fused`: attention by cuDNN's graphs, over the cache as it lies. Compiles without CUDA.
+//
+// A call enqueues up to four things: prepare_step (once a step), clear_tails (where asked for),
+// cuDNN's own kernels, and finish_step (where something may be padded). None allocates or waits once
+// the graph is built. What cuDNN cannot do is said by support.h, not found out here.
+//
+// cuDNN multiplies masked V by 0, so slots behind a sequence's end must be finite up to the next multiple
+// of kTailTile (or the page's end): our own append leaves them so; for other caches ask for
+// clear_tails. Table entries behind a sequence's last page are never read, and no null page is needed:
+// the expanded table repeats the sequence's first page there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "kernels/params.h"
+
+struct CUstream_st;
+
+namespace octavo::kernels::fused {
+
+/// Pages are handed to cuDNN in parts of at most so many slots.
+inline constexpr std::int32_t kTailTile = 64;
+
+/// The sizes that a graph is built for: those of the step, or of a captured graph's maxima. They are
+/// rounded up to buckets, so that few graphs serve many steps.
+struct Maxima {
+  std::int32_t num_seqs = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t q_len = 0;   ///< New tokens of one sequence.
+  std::int32_t kv_len = 0;  ///< Keys of one sequence, new ones included.
+};
+
+struct CallOptions {
+  /// The workspace's step arrays are not this step's yet. True for the first layer of each step, and
+  /// for the first call in each captured graph.
+  bool new_step = true;
+  /// batch.num_seqs and num_tokens are the step's own, not maxima, and every new token sees a key.
+  /// Where nothing is padded either, finish_step is left out.
+  bool exact = false;
+  /// Slots behind the sequences' ends may be anything.
+  bool clear_tails = false;
+};
+
+/// Graphs of one device, the newest used kept. One thread at a time.
+class FusedAttention {
+ public:
+  /// Opens cuDNN on the current device, whose architecture is e.g. 90. Throws NotCompiled when there is no
+  /// cuDNN.
+  explicit FusedAttention(std::int32_t arch, std::size_t max_graphs = 64);
+  ~FusedAttention();
+  FusedAttention(FusedAttention&&) noexcept;
+  FusedAttention& operator=(FusedAttention&&) noexcept;
+
+  /// Bytes of workspace for such a call; builds its graph when it isn't there, which takes up to a
+  /// second and must not happen under capture. Throws Unsupported with cuDNN's words when there is no
+  /// such graph.
+  std::size_t workspace_bytes(const AttendParams& params, const Maxima& maxima);
+
+  /// Enqueues the attention. `workspace` is aligned to 256 bytes. Throws InvalidArgument for a
+  /// workspace that is too small, Unsupported when the graph is missing and `stream` is being
+  /// captured.
+  void attend(const AttendParams& params, const Maxima& maxima, const CallOptions& options,
+              void* workspace, std::size_t workspace_bytes, CUstream_st* stream);
+
+  [[nodiscard]] std::size_t num_graphs() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace octavo::kernels::fused

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cudnn/sizes.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "base/error.h"
+
+namespace octavo::kernels::fused {
+namespace {
+
+std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// New tokens of a sequence in thd: only the launch's extent, in cuDNN's tiles.
+std::int64_t q_bucket(std::int64_t q_len) {
+  constexpr std::int64_t kTile = 128;
+  if (q_len <= 1) return 1;
+  if (q_len <= kTile / 2) return kTile / 2;
+  return round_up(bucket(q_len), kTile);
+}
+
+bool is_cut(const PagedTensor& tensor, std::int64_t page_size, std::int64_t slots) {
+  // A page in one part needs no arithmetic between pages.
+  return slots == page_size || tensor.page_stride % (slots * tensor.slot_stride) == 0;
+}
+
+std::int64_t ratio_of(const PagedTensor& tensor, const PageCut& cut, std::int64_t page_size) {
+  return cut.slots == page_size ? 1 : tensor.page_stride / (cut.slots * tensor.slot_stride);
+}
+
+// Slots from one row's start to the next's, where a row's slots lie one after another.
+std::int64_t row_slots(const PagedTensor& tensor, std::int64_t page_size) {
+  const bool slots_outermost = tensor.slot_stride >= tensor.head_stride;
+  return slots_outermost ? tensor.page_stride / tensor.slot_stride : page_size;
+}
+
+}  // namespace
+
+std::int64_t bucket(std::int64_t n) {
+  if (n <= 8) return std::max<std::int64_t>(n, 1);
+  const auto octave = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(n - 1)));
+  return round_up(n, octave / 4);
+}
+
+bool can_cut(const KvPages& kv) {
+  return is_cut(kv.k, kv.page_size, 1) && is_cut(kv.v, kv.page_size, 1);
+}
+
+PageCut cut_pages(const StepBatch& batch, const KvPages& kv, std::int64_t num_seqs) {
+  PageCut cut;
+  const bool contiguous = batch.page_table == nullptr;
+  if (contiguous && batch.rows == nullptr && num_seqs <= kv.num_pages) return cut;
+  std::int64_t slots = kTailTile;
+  // A contiguous row may be followed by spare slots, which a part may reach into.
+  const auto fits = [&](const PagedTensor& tensor) {
+    const std::int64_t extent = contiguous ? row_slots(tensor, kv.page_size) : kv.page_size;
+    return (extent % slots == 0 || kv.page_size % slots == 0) && is_cut(tensor, kv.page_size, slots);
+  };
+  while (slots > 1 && !(fits(kv.k) && fits(kv.v))) slots /= 2;
+  cut.slots = static_cast<std::int32_t>(slots);
+  cut.per_page = static_cast<std::int32_t>(round_up(kv.page_size, slots) / slots);
+  cut.k_ratio = static_cast<std::int32_t>(ratio_of(kv.k, cut, kv.page_size));
+  cut.v_ratio = static_cast<std::int32_t>(ratio_of(kv.v, cut, kv.page_size));
+  return cut;
+}
+
+GraphKey graph_key(const AttendParams& params, const Maxima& maxima) {
+  const KvPages& kv = params.kv;
+  const TokenLayout& q = params.q_layout;
+  const TokenLayout& out = params.out_layout;
+  GraphKey key;
+  key.dtype = kv.dtype;
+  key.ragged = q.ragged;
+  key.num_seqs = q.ragged ? bucket(maxima.num_seqs) : q.num_batch_rows;
+  key.q_len = q.ragged ? q_bucket(maxima.q_len) : q.num_token_rows;
+  const PageCut cut = cut_pages(params.batch, kv, key.num_seqs);
+  key.paged = cut.slots > 0;
+  key.two_tables = cut.k_ratio != cut.v_ratio;
+  // One query sees all that a causal mask leaves, and cuDNN's decode path is for no mask.
+  key.causal = params.causal && key.q_len > 1;
+  key.stats = params.lse != nullptr;
+  constexpr std::int64_t kFarthest = std::numeric_limits<std::int32_t>::max() - 1;
+  // A bound that no position reaches is none: fewer graphs, and the decode path again.
+  const auto bound = [&](std::int64_t window) {
+    return window < 0 || window >= maxima.kv_len
+               ? -1
+               : static_cast<std::int32_t>(std::min(window, kFarthest));
+  };
+  key.window_left = bound(params.window_left);
+  key.window_right = key.causal || key.q_len == 1 ? -1 : bound(params.window_right);
+  key.scale = params.scale;
+  key.num_q_heads = params.num_q_heads;
+  key.num_kv_heads = params.num_kv_heads;
+  key.head_dim = params.head_dim;
+  key.head_dim_v = params.head_dim_v;
+  key.q_token_stride = q.token_stride;
+  key.q_head_stride = q.head_stride;
+  key.q_batch_stride = q.ragged ? key.q_len * q.token_stride : q.batch_stride;
+  key.out_token_stride = out.token_stride;
+  key.out_head_stride = out.head_stride;
+  key.out_batch_stride = q.ragged ? key.q_len * out.token_stride : out.batch_stride;
+  key.k_slot_stride = kv.k.slot_stride;
+  key.k_head_stride = kv.k.head_stride;
+  key.v_slot_stride = kv.v.slot_stride;
+  key.v_head_stride = kv.v.head_stride;
+  const std::int64_t kv_len = std::max(maxima.kv_len, 1);
+  if (key.paged) {
+    const std::int64_t pages =
+        params.batch.page_table != nullptr ? params.batch.page_table_stride : 1;
+    const std::int64_t width = (kv_len + cut.slots - 1) / cut.slots;
+    key.page_size = cut.slots;
+    key.kv_len = std::min(bucket(width), pages * cut.per_page) * cut.slots;
+    key.num_k_pages = kv.num_pages * cut.k_ratio;
+    key.num_v_pages = kv.num_pages * cut.v_ratio;
+    OCTAVO_CHECK(std::max(key.num_k_pages, key.num_v_pages) <=
+                 std::numeric_limits<std::int32_t>::max());
+    key.k_page_stride = kv.k.page_stride / cut.k_ratio;
+    key.v_page_stride = kv.v.page_stride / cut.v_ratio;
+  } else {
+    key.kv_len = std::min<std::int64_t>(bucket((kv_len + kTailTile - 1) / kTailTile) * kTailTile,
+                                        kv.page_size);
+    key.num_k_pages = key.num_v_pages = kv.num_pages;
+    key.k_page_stride = kv.k.page_stride;
+    key.v_page_stride = kv.v.page_stride;
+  }
+  return key;
+}
+
+PageCut cut_of(const AttendParams& params, const GraphKey& key) {
+  return cut_pages(params.batch, params.kv, key.num_seqs);
+}
+
+WorkspaceLayout workspace_layout(const GraphKey& key, std::int64_t max_tokens,
+                                 std::size_t cudnn_bytes) {
+  WorkspaceLayout layout;
+  const auto take = [&](std::int64_t num_bytes) {
+    const std::size_t at = layout.num_bytes;
+    layout.num_bytes += static_cast<std::size_t>(round_up(num_bytes, 256));
+    return at;
+  };
+  const std::int64_t num_seqs = key.num_seqs;
+  layout.q_lens = take(num_seqs * 4);
+  layout.kv_lens = take(num_seqs * 4);
+  if (key.ragged) {
+    layout.q_offsets = take((num_seqs + 1) * 8);
+    layout.out_offsets = take((num_seqs + 1) * 8);
+    layout.stats_offsets = take((num_seqs + 1) * 8);
+  }
+  if (key.paged) {
+    const std::int64_t table_bytes = num_seqs * (key.kv_len / key.page_size) * 4;
+    layout.k_table = take(table_bytes);
+    if (key.two_tables) layout.v_table = take(table_bytes);
+  }
+  if (key.stats) {
+    const std::int64_t rows = key.ragged ? max_tokens : num_seqs * key.q_len;
+    layout.stats = take(rows * key.num_q_heads * 4);
+  }
+  layout.cudnn = take(static_cast<std::int64_t>(cudnn_bytes));
+  return layout;
+}
+
+}  // namespace octavo::kernels::fused
