@@ -46,13 +46,14 @@ std::string Spec::name() const {
     mask += fmt::format(" window {} {}", window_left, window_right);
   std::string sizes;
   for (const SeqLens& seq : lens) sizes += fmt::format(" {}:{}", seq.q, seq.kv);
-  return fmt::format("{} {} {}{}{}{} h{}/{} d{}/{} {} lens{}{}", to_string(dtype), to_string(format),
-                     contiguous ? "contiguous" : "page", page_size,
-                     contiguous && shuffled_rows ? " rows" : "",
-                     head_major        ? " head-major"
-                     : keys_and_values ? " interleaved"
-                                       : "",
-                     num_q_heads, num_kv_heads, head_dim, head_dim_v, mask, sizes,
+  std::string kind = contiguous ? "contiguous" : "page";
+  kind += std::to_string(page_size);
+  if (contiguous && shuffled_rows) kind += " rows";
+  if (head_major) kind += " head-major";
+  if (keys_and_values) kind += " interleaved";
+  if (unused_pages > 0) kind += fmt::format(" behind {} pages", unused_pages);
+  return fmt::format("{} {} {} h{}/{} d{}/{} {} lens{}{}", to_string(dtype), to_string(format),
+                     kind, num_q_heads, num_kv_heads, head_dim, head_dim_v, mask, sizes,
                      lse ? " lse" : "");
 }
 
@@ -107,7 +108,7 @@ void DeviceProblem::make_cache() {
     v_offset_ = kv.k.page_stride;
     kv.k.page_stride = kv.v.page_stride = kv.k.page_stride + kv.v.page_stride;
   }
-  kv.num_pages = num_pages;
+  kv.num_pages = num_pages + spec_.unused_pages;
   kv.page_size = p;
 
   std::vector<std::int32_t> order(static_cast<std::size_t>(num_pages));
@@ -125,7 +126,8 @@ void DeviceProblem::make_cache() {
   std::size_t next = 0;
   for (std::size_t b = 0; b < lens_.size(); ++b) {
     for (std::int32_t j = 0; j * p < lens_[b].kv; ++j)
-      table_[static_cast<std::size_t>(rows_[b] * pages_per_seq_ + j)] = order[next++];
+      table_[static_cast<std::size_t>(rows_[b] * pages_per_seq_ + j)] =
+          order[next++] + static_cast<std::int32_t>(spec_.unused_pages);
   }
 
   cache_.assign(static_cast<std::size_t>(num_elements), kNan);
@@ -140,8 +142,7 @@ void DeviceProblem::make_cache() {
         if (pos >= finite && pos >= lens_[b].kv) return;
         for (std::int32_t h = 0; h < spec_.num_kv_heads; ++h) {
           for (std::int32_t c = 0; c < dim; ++c) {
-            const std::int64_t at =
-                base + slot_offset(tensor, b, pos) + h * tensor.head_stride + c;
+            const std::int64_t at = base + slot_offset(tensor, b, pos) + h * tensor.head_stride + c;
             cache_[static_cast<std::size_t>(at)] = to_bits(normal(random));
           }
         }
@@ -150,7 +151,9 @@ void DeviceProblem::make_cache() {
       fill(kv.v, v_offset_, spec_.head_dim_v, spec_.poison_v);
     }
   }
-  cache_array_ = on_device(cache_);
+  const std::int64_t unused = spec_.unused_pages * kv.k.page_stride;
+  cache_array_ = DeviceArray(static_cast<std::size_t>(unused + num_elements) * 2);
+  upload_cache();
   kv.k.data = cache_array_.as<std::uint16_t>();
   kv.v.data = cache_array_.as<std::uint16_t>() + v_offset_;
   table_array_ = on_device(table_);
@@ -160,14 +163,20 @@ void DeviceProblem::make_cache() {
   params_.batch.rows = spec_.shuffled_rows ? rows_array_.as<std::int32_t>() : nullptr;
 }
 
+void DeviceProblem::upload_cache() {
+  const std::int64_t unused = spec_.unused_pages * params_.kv.k.page_stride;
+  cuda_check(cudaMemcpy(cache_array_.as<std::uint16_t>() + unused, cache_.data(), cache_.size() * 2,
+                        cudaMemcpyHostToDevice),
+             "upload of the cache");
+}
+
 std::int64_t DeviceProblem::slot_offset(const kernels::PagedTensor& tensor, std::size_t b,
                                         std::int32_t position) const {
   const std::int32_t p = spec_.page_size;
   const std::int64_t page =
-      spec_.contiguous
-          ? rows_[b]
-          : table_[static_cast<std::size_t>(rows_[b] * pages_per_seq_ + position / p)];
-  return page * tensor.page_stride + position % p * tensor.slot_stride;
+      spec_.contiguous ? rows_[b]
+                       : table_[static_cast<std::size_t>(rows_[b] * pages_per_seq_ + position / p)];
+  return (page - spec_.unused_pages) * tensor.page_stride + position % p * tensor.slot_stride;
 }
 
 void DeviceProblem::make_step(const std::vector<SeqLens>& lens) {
@@ -188,6 +197,7 @@ void DeviceProblem::make_step(const std::vector<SeqLens>& lens) {
 void DeviceProblem::shrink(const std::vector<SeqLens>& lens) {
   lens_ = lens;
   make_step(lens);
+  upload_cache();  // what an earlier step cleared behind its ends
   std::fill(q_.begin(), q_.end(), kNan);
   make_tokens();
 }
@@ -298,8 +308,8 @@ void DeviceProblem::judge_token(std::size_t b, std::int32_t i,
                                 h / group * params_.kv.v.head_stride;
       const double weight = weights[static_cast<std::size_t>(j - range.begin)] / sum;
       for (std::size_t c = 0; c < want.size(); ++c) {
-        const auto value = static_cast<double>(
-            from_bits(cache_[static_cast<std::size_t>(v_at) + c]));
+        const auto value =
+            static_cast<double>(from_bits(cache_[static_cast<std::size_t>(v_at) + c]));
         want[c] += weight * value;
         spread[c] += weight * std::abs(value);
       }
@@ -317,14 +327,14 @@ void DeviceProblem::judge_token(std::size_t b, std::int32_t i,
       }
     }
     if (!spec_.lse) continue;
-    const float got = lse[static_cast<std::size_t>(kGuard + (token_offsets_[b] + i) *
-                                                                std::int64_t{spec_.num_q_heads} +
-                                                   h)];
+    const float got = lse[static_cast<std::size_t>(
+        kGuard + (token_offsets_[b] + i) * std::int64_t{spec_.num_q_heads} + h)];
     if (weights.empty()) {
       verdict.bad_padding += got != -std::numeric_limits<float>::infinity() ? 1 : 0;
     } else {
       const double wanted = largest + std::log(sum);
-      const double error = std::abs(static_cast<double>(got) - wanted) / (1e-4 * std::max(1.0, std::abs(wanted)));
+      const double error =
+          std::abs(static_cast<double>(got) - wanted) / (1e-4 * std::max(1.0, std::abs(wanted)));
       verdict.lse_error = std::max(verdict.lse_error, std::isnan(error) ? 1e9 : error);
     }
   }
@@ -349,10 +359,9 @@ Verdict DeviceProblem::judge() const {
   }
   for (std::int64_t at = std::int64_t{token_offsets_.back()} * spec_.num_q_heads;
        spec_.lse && at < params_.num_lse_rows * spec_.num_q_heads; ++at) {
-    verdict.bad_padding += lse[static_cast<std::size_t>(kGuard + at)] !=
-                                   -std::numeric_limits<float>::infinity()
-                               ? 1
-                               : 0;
+    verdict.bad_padding +=
+        lse[static_cast<std::size_t>(kGuard + at)] != -std::numeric_limits<float>::infinity() ? 1
+                                                                                              : 0;
   }
   for (std::size_t at = 0; at < kGuard; ++at) {
     verdict.changed_guard += out[at] != kCanary || out[out.size() - 1 - at] != kCanary ? 1 : 0;

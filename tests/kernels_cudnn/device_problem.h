@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One attention over a poisoned cache in device memory, with its answer in float64 from plain loops. For
-// the program that tests and times `fused` on a GPU; knows nothing of cuDNN.
+// One attention over a poisoned cache in device memory, with its answer in float64 from plain
+// loops. For the program that tests and times `fused` on a GPU; knows nothing of cuDNN.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -67,8 +67,9 @@ struct Spec {
   std::int32_t page_size = 16;
   bool contiguous = false;  ///< One page of page_size slots a row, no table.
   bool shuffled_rows = true;
-  bool head_major = false;     ///< Pages are [heads, slots, dim].
-  bool keys_and_values = false;  ///< A page of K and its page of V lie side by side.
+  bool head_major = false;        ///< Pages are [heads, slots, dim].
+  bool keys_and_values = false;   ///< A page of K and its page of V lie side by side.
+  std::int64_t unused_pages = 0;  ///< In front of the others, in device memory alone.
   std::int32_t head_dim = 128;
   std::int32_t head_dim_v = 128;
   std::int32_t num_q_heads = 8;
@@ -78,7 +79,7 @@ struct Spec {
   std::int32_t window_right = -1;
   std::vector<SeqLens> lens;
   bool lse = true;
-  std::int32_t padding_rows = 5;    ///< Rows of out and LSE behind the step's tokens.
+  std::int32_t padding_rows = 5;  ///< Rows of out and LSE behind the step's tokens.
   std::int32_t first_poison = 0;  ///< Slots behind a sequence's end that hold finite garbage.
   bool poison_k = true;
   bool poison_v = true;
@@ -94,10 +95,12 @@ struct Verdict {
   std::int64_t nan_outputs = 0;
   std::int64_t bad_padding = 0;  ///< Padding and keyless rows that aren't 0 and -inf.
   std::int64_t changed_guard = 0;
+  std::int64_t changed_bits = 0;  ///< Between two runs.
+  std::size_t first_changed = 0;
 
   [[nodiscard]] bool ok() const {
     return out_error <= 1 && lse_error <= 1 && nan_outputs == 0 && bad_padding == 0 &&
-           changed_guard == 0;
+           changed_guard == 0 && changed_bits == 0;
   }
 };
 
@@ -119,6 +122,7 @@ class DeviceProblem {
 
  private:
   void make_cache();
+  void upload_cache();
   void make_step(const std::vector<SeqLens>& lens);
   void make_tokens();
   [[nodiscard]] float from_bits(std::uint16_t bits) const;

@@ -7,10 +7,10 @@
 namespace octavo::test {
 namespace {
 
-const std::vector<SeqLens> kMixed = {{17, 17},  {1, 200}, {0, 0},     {0, 70}, {130, 257},
-                                     {1, 1},    {64, 64}, {3, 65},    {1, 128}, {2, 2}};
-const std::vector<SeqLens> kDecode = {{1, 1},   {1, 63},  {1, 64},  {1, 65}, {1, 511},
-                                      {0, 0},   {1, 300}, {1, 129}, {1, 16}};
+const std::vector<SeqLens> kMixed = {{17, 17}, {1, 200}, {0, 0},  {0, 70},  {130, 257},
+                                     {1, 1},   {64, 64}, {3, 65}, {1, 128}, {2, 2}};
+const std::vector<SeqLens> kDecode = {{1, 1}, {1, 63},  {1, 64},  {1, 65}, {1, 511},
+                                      {0, 0}, {1, 300}, {1, 129}, {1, 16}};
 // A caller's cache that holds fewer keys than there are new tokens: the first rows see none.
 const std::vector<SeqLens> kKeyless = {{9, 4}, {5, 0}, {1, 0}, {70, 66}, {8, 8}, {1, 90}};
 
@@ -120,6 +120,16 @@ void add_odd(std::vector<Spec>& cases) {
       add([&, qk = dim, v = dim_v](Spec& s) {
         s.head_dim = qk;
         s.head_dim_v = v;
+        if (decode) s.lens = kDecode;
+      });
+    }
+  }
+  // Elements beyond 2^31 and 2^32.
+  for (const std::int32_t page : {16, 24}) {
+    for (const bool decode : {false, true}) {
+      add([&](Spec& s) {
+        s.page_size = page;
+        s.unused_pages = (std::int64_t{1} << 32) / (page * s.num_kv_heads * s.head_dim);
         if (decode) s.lens = kDecode;
       });
     }

@@ -35,26 +35,34 @@ bool is_captured(CUstream_st* stream) {
 /// What the step arrays in a workspace were made for, lengths apart.
 struct Prepared {
   const void* workspace = nullptr;
-  std::int64_t num_seqs = 0;
+  BatchRows rows = BatchRows::Sequences;
+  std::int64_t num_rows = 0;
   std::int64_t width = 0;
   std::int64_t slots = 0;
   std::int64_t k_page_stride = 0, v_page_stride = 0;
   std::int64_t q_stride = 0, out_stride = 0;
   std::int64_t num_q_heads = 0;
+  bool causal = false;  ///< The mask counts where tokens are rows.
+  std::int64_t window_right = -1;
 
   friend bool operator==(const Prepared&, const Prepared&) = default;
 };
 
-Prepared prepared_for(const GraphKey& key, const void* workspace) {
+Prepared prepared_for(const AttendParams& params, const CallShape& shape, const void* workspace) {
+  const GraphKey& key = shape.key;
+  const bool tokens = shape.rows == BatchRows::Tokens;
   return {.workspace = workspace,
-          .num_seqs = key.num_seqs,
+          .rows = shape.rows,
+          .num_rows = key.num_seqs,
           .width = key.paged ? key.kv_len / key.page_size : 0,
           .slots = key.page_size,
           .k_page_stride = key.k_page_stride,
           .v_page_stride = key.v_page_stride,
           .q_stride = key.ragged ? key.q_token_stride : 0,
           .out_stride = key.ragged ? key.out_token_stride : 0,
-          .num_q_heads = key.num_q_heads};
+          .num_q_heads = key.num_q_heads,
+          .causal = tokens && params.causal,
+          .window_right = tokens ? params.window_right : -1};
 }
 
 template <typename T>
@@ -62,9 +70,11 @@ T* at(void* workspace, std::size_t offset) {
   return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
 }
 
-StepArrays step_arrays(const GraphKey& key, const WorkspaceLayout& layout, void* workspace) {
+StepArrays step_arrays(const CallShape& shape, const WorkspaceLayout& layout, void* workspace) {
+  const GraphKey& key = shape.key;
   StepArrays arrays;
-  arrays.num_seqs = static_cast<std::int32_t>(key.num_seqs);
+  arrays.kind = shape.rows;
+  arrays.num_rows = static_cast<std::int32_t>(key.num_seqs);
   arrays.q_lens = at<std::int32_t>(workspace, layout.q_lens);
   arrays.kv_lens = at<std::int32_t>(workspace, layout.kv_lens);
   if (key.ragged) {
@@ -81,11 +91,11 @@ StepArrays step_arrays(const GraphKey& key, const WorkspaceLayout& layout, void*
 }
 
 /// Whether finish_step would have nothing to do.
-bool nothing_padded(const AttendParams& params, const CallOptions& options) {
+bool nothing_padded(const AttendParams& params, const Maxima& maxima) {
   const TokenLayout& out = params.out_layout;
   const std::int64_t rows =
       out.ragged ? out.num_token_rows : out.num_batch_rows * out.num_token_rows;
-  return options.exact && params.lse == nullptr && rows == params.batch.num_tokens;
+  return maxima.exact && params.lse == nullptr && rows == params.batch.num_tokens;
 }
 
 }  // namespace
@@ -94,6 +104,7 @@ struct FusedAttention::Impl {
   Handle handle;
   std::int32_t arch = 0;
   std::size_t max_graphs = 0;
+  std::int32_t max_tokens_as_rows = 0;
   std::list<BuiltGraph> graphs;  ///< The last used in front.
   Prepared prepared;
 
@@ -123,10 +134,12 @@ struct FusedAttention::Impl {
   }
 };
 
-FusedAttention::FusedAttention(std::int32_t arch, std::size_t max_graphs)
+FusedAttention::FusedAttention(std::int32_t arch, std::size_t max_graphs,
+                               std::int32_t max_tokens_as_rows)
     : impl_(std::make_unique<Impl>()) {
   impl_->arch = arch;
   impl_->max_graphs = std::max<std::size_t>(max_graphs, 1);
+  impl_->max_tokens_as_rows = max_tokens_as_rows;
 }
 
 FusedAttention::~FusedAttention() = default;
@@ -136,19 +149,21 @@ FusedAttention& FusedAttention::operator=(FusedAttention&&) noexcept = default;
 std::size_t FusedAttention::num_graphs() const { return impl_->graphs.size(); }
 
 std::size_t FusedAttention::workspace_bytes(const AttendParams& params, const Maxima& maxima) {
-  const GraphKey key = graph_key(params, maxima);
-  if (key.num_seqs == 0 || key.q_len == 0) return 0;
-  return workspace_layout(key, maxima.num_tokens, impl_->get(key).graph.workspace_bytes()).num_bytes;
+  if (maxima.num_seqs == 0 || maxima.num_tokens == 0) return 0;
+  const GraphKey key = call_shape(params, maxima, impl_->max_tokens_as_rows).key;
+  return workspace_layout(key, maxima.num_tokens, impl_->get(key).graph.workspace_bytes())
+      .num_bytes;
 }
 
 void FusedAttention::attend(const AttendParams& params, const Maxima& maxima,
                             const CallOptions& options, void* workspace,
                             std::size_t workspace_bytes, CUstream_st* stream) {
-  const GraphKey key = graph_key(params, maxima);
   if (maxima.num_seqs == 0 || maxima.num_tokens == 0) {
-    finish_step(params, nullptr, 0, stream);
+    finish_step(params, nullptr, {}, stream);
     return;
   }
+  const CallShape shape = call_shape(params, maxima, impl_->max_tokens_as_rows);
+  const GraphKey& key = shape.key;
   BuiltGraph* built = impl_->find(key);
   const bool captured = is_captured(stream);
   if (built == nullptr && captured) {
@@ -164,17 +179,15 @@ void FusedAttention::attend(const AttendParams& params, const Maxima& maxima,
     base::throw_mismatch("workspace", fmt::format("{} bytes", layout.num_bytes), workspace_bytes);
   }
 
-  const StepArrays arrays = step_arrays(key, layout, workspace);
-  const Prepared wanted = prepared_for(key, workspace);
+  const StepArrays arrays = step_arrays(shape, layout, workspace);
+  const Prepared wanted = prepared_for(params, shape, workspace);
   if (options.new_step || !(wanted == impl_->prepared)) {
-    prepare_step(params.batch, cut_of(params, key), params.q_layout, params.out_layout,
-                 params.num_q_heads, arrays, stream);
+    prepare_step(params, shape.cut, arrays, stream);
     impl_->prepared = wanted;
   }
-  if (options.clear_tails) {
-    clear_tails(params.batch, params.kv, params.num_kv_heads, params.head_dim, params.head_dim_v,
-                kTailTile, stream);
-  }
+  // cuDNN's decode path does not look behind the end.
+  if (options.clear_tails && shape.rows == BatchRows::Sequences)
+    clear_tails(params, key.paged ? kTailTile : kContiguousTailTile, stream);
   auto* stats = key.stats ? at<float>(workspace, layout.stats) : nullptr;
   const GraphPointers pointers{.q = params.q,
                                .k = params.kv.k.data,
@@ -189,7 +202,7 @@ void FusedAttention::attend(const AttendParams& params, const Maxima& maxima,
                                .k_table = arrays.k_table,
                                .v_table = arrays.v_table};
   built->graph.run(impl_->handle, pointers, at<std::byte>(workspace, layout.cudnn), stream);
-  if (!nothing_padded(params, options)) finish_step(params, stats, key.q_len, stream);
+  if (!nothing_padded(params, maxima)) finish_step(params, stats, shape.stats, stream);
 }
 
 }  // namespace octavo::kernels::fused

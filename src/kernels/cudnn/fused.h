@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend `fused`: attention by cuDNN's graphs, over the cache as it lies. Compiles without CUDA.
+// The backend `fused`: attention by cuDNN's graphs, over the cache as it lies. Compiles without
+// CUDA.
 //
 // A call enqueues up to four things: prepare_step (once a step), clear_tails (where asked for),
-// cuDNN's own kernels, and finish_step (where something may be padded). None allocates or waits once
-// the graph is built. What cuDNN cannot do is said by support.h, not found out here.
+// cuDNN's own kernels, and finish_step (where something may be padded). None allocates or waits
+// once the graph is built. What cuDNN cannot do is said by support.h, not found out here.
 //
-// cuDNN multiplies masked V by 0, so slots behind a sequence's end must be finite up to the next multiple
-// of kTailTile (or the page's end): our own append leaves them so; for other caches ask for
-// clear_tails. Table entries behind a sequence's last page are never read, and no null page is needed:
-// the expanded table repeats the sequence's first page there.
+// Where every sequence has few new tokens, each token is handed to cuDNN as a batch row of its own,
+// with the keys that it sees: so thd, bshd and sbhd all get cuDNN's decode path, which splits long
+// caches. Otherwise a batch row is a sequence, and thd goes by ragged offsets.
+//
+// With sequences as rows cuDNN multiplies masked V by 0, so V's slots behind a sequence's end must
+// be finite up to the next multiple of kTailTile, or of kContiguousTailTile where sequences lie in
+// one stretch each (and no farther than the page's end); otherwise ask for clear_tails. Table
+// entries behind a sequence's last page are never read, and no null page is needed: the expanded
+// table repeats the sequence's first page there.
 #pragma once
 
 #include <cstddef>
@@ -23,23 +29,27 @@ namespace octavo::kernels::fused {
 
 /// Pages are handed to cuDNN in parts of at most so many slots.
 inline constexpr std::int32_t kTailTile = 64;
+/// cuDNN's tile of keys.
+inline constexpr std::int32_t kContiguousTailTile = 128;
+/// New tokens of a sequence up to which tokens are batch rows.
+inline constexpr std::int32_t kMaxTokensAsRows = 1;
 
-/// The sizes that a graph is built for: those of the step, or of a captured graph's maxima. They are
-/// rounded up to buckets, so that few graphs serve many steps.
+/// The sizes that a graph is built for: those of the step, or of a captured graph's maxima. They
+/// are rounded up to buckets, so that few graphs serve many steps.
 struct Maxima {
   std::int32_t num_seqs = 0;
   std::int32_t num_tokens = 0;
   std::int32_t q_len = 0;   ///< New tokens of one sequence.
   std::int32_t kv_len = 0;  ///< Keys of one sequence, new ones included.
+  /// These are the step's own sizes, batch.num_seqs and num_tokens too, and every new token sees a
+  /// key. Where nothing is padded either, finish_step is left out.
+  bool exact = false;
 };
 
 struct CallOptions {
-  /// The workspace's step arrays are not this step's yet. True for the first layer of each step, and
-  /// for the first call in each captured graph.
+  /// The workspace's step arrays are not this step's yet. True for the first layer of each step,
+  /// and for the first call in each captured graph.
   bool new_step = true;
-  /// batch.num_seqs and num_tokens are the step's own, not maxima, and every new token sees a key.
-  /// Where nothing is padded either, finish_step is left out.
-  bool exact = false;
   /// Slots behind the sequences' ends may be anything.
   bool clear_tails = false;
 };
@@ -47,16 +57,17 @@ struct CallOptions {
 /// Graphs of one device, the newest used kept. One thread at a time.
 class FusedAttention {
  public:
-  /// Opens cuDNN on the current device, whose architecture is e.g. 90. Throws NotCompiled when there is no
-  /// cuDNN.
-  explicit FusedAttention(std::int32_t arch, std::size_t max_graphs = 64);
+  /// Opens cuDNN on the current device, whose architecture is e.g. 90. Throws NotCompiled when
+  /// there is no cuDNN.
+  explicit FusedAttention(std::int32_t arch, std::size_t max_graphs = 128,
+                          std::int32_t max_tokens_as_rows = kMaxTokensAsRows);
   ~FusedAttention();
   FusedAttention(FusedAttention&&) noexcept;
   FusedAttention& operator=(FusedAttention&&) noexcept;
 
   /// Bytes of workspace for such a call; builds its graph when it isn't there, which takes up to a
-  /// second and must not happen under capture. Throws Unsupported with cuDNN's words when there is no
-  /// such graph.
+  /// second and must not happen under capture. Throws Unsupported with cuDNN's words when there is
+  /// no such graph.
   std::size_t workspace_bytes(const AttendParams& params, const Maxima& maxima);
 
   /// Enqueues the attention. `workspace` is aligned to 256 bytes. Throws InvalidArgument for a

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file that sees cudnn_frontend.h. cuDNN is opened at run time (library.h), so nothing here
-// links against it; the frontend finds its symbols through cudnn_dlhandle.
+// The only file that sees cudnn_frontend.h. cuDNN is opened at run time (library.h), so nothing
+// here links against it; the frontend finds its symbols through cudnn_dlhandle.
 #include "kernels/cudnn/graph.h"
 
 #include <cudnn_frontend.h>
@@ -49,7 +49,8 @@ void check(cudnnStatus_t status, const char* call, ErrorCode code) {
 
 void check(fe::error_t error, const char* step, ErrorCode code) {
   if (error.is_good()) return;
-  throw Error(code, fmt::format("cuDNN {} {}: {}", library().version_text, step, error.get_message()));
+  throw Error(code,
+              fmt::format("cuDNN {} {}: {}", library().version_text, step, error.get_message()));
 }
 
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
@@ -76,10 +77,7 @@ fe::graph::SDPA_attributes attributes_of(const GraphKey& key) {
       .set_attn_scale(key.scale)
       .set_generate_stats(key.stats)
       .set_padding_mask(true);
-  // A single query sees everything under a bottom-right causal mask, and cuDNN's decode path takes
-  // no mask.
-  const bool causal = key.causal && key.q_len > 1;
-  const bool bounded_right = key.window_right >= 0 || causal;
+  const bool bounded_right = key.causal || key.window_right >= 0;
   if (bounded_right || key.window_left >= 0)
     attributes.set_diagonal_alignment(fe::DiagonalAlignment_t::BOTTOM_RIGHT);
   if (bounded_right) attributes.set_diagonal_band_right_bound(key.causal ? 0 : key.window_right);
@@ -128,14 +126,15 @@ Graph::Graph(const GraphKey& key, const Handle& handle, std::int32_t arch)
       .set_compute_data_type(fe::DataType_t::FLOAT)
       .set_sm_version(arch);
 
-  const Tensor q = tensor(graph, "q", kUidQ, dtype,
-                          {key.num_seqs, key.num_q_heads, key.q_len, key.head_dim},
-                          {key.q_batch_stride, key.q_head_stride, key.q_token_stride, 1});
+  const Tensor q =
+      tensor(graph, "q", kUidQ, dtype, {key.num_seqs, key.num_q_heads, key.q_len, key.head_dim},
+             {key.q_batch_stride, key.q_head_stride, key.q_token_stride, 1});
   const std::int64_t k_extent = key.paged ? key.page_size : key.kv_len;
   const std::int64_t num_k = key.paged ? key.num_k_pages : key.num_seqs;
   const std::int64_t num_v = key.paged ? key.num_v_pages : key.num_seqs;
-  const Tensor k = tensor(graph, "k", kUidK, dtype, {num_k, key.num_kv_heads, k_extent, key.head_dim},
-                          {key.k_page_stride, key.k_head_stride, key.k_slot_stride, 1});
+  const Tensor k =
+      tensor(graph, "k", kUidK, dtype, {num_k, key.num_kv_heads, k_extent, key.head_dim},
+             {key.k_page_stride, key.k_head_stride, key.k_slot_stride, 1});
   const Tensor v =
       tensor(graph, "v", kUidV, dtype, {num_v, key.num_kv_heads, k_extent, key.head_dim_v},
              {key.v_page_stride, key.v_head_stride, key.v_slot_stride, 1});

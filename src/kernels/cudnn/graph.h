@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One built cuDNN attention graph, and the handle it runs on. Behind this header stands the only file
-// that sees cudnn_frontend.h. What goes into a graph, and when, is fused.cpp's business.
+// One built cuDNN attention graph, and the handle it runs on. Behind this header stands the only
+// file that sees cudnn_frontend.h. What goes into a graph, and when, is fused.cpp's business.
 #pragma once
 
 #include <octavo/types.h>
@@ -13,14 +13,15 @@ struct CUstream_st;
 
 namespace octavo::kernels::fused {
 
-/// Everything that a graph is built from; equal keys, one graph. Sizes are buckets, strides elements.
+/// Everything that a graph is built from; equal keys, one graph. Sizes are buckets, strides
+/// elements.
 struct GraphKey {
   DType dtype = DType::F16;
-  bool ragged = true;      ///< q and out are thd, by offsets; else strides and a batch axis.
-  bool paged = true;       ///< K and V by a page table; else one stretch a batch row.
-  bool two_tables = false; ///< V's pages are numbered otherwise than K's.
+  bool ragged = true;       ///< q and out are thd, by offsets; else strides and a batch axis.
+  bool paged = true;        ///< K and V by a page table; else one stretch a batch row.
+  bool two_tables = false;  ///< V's pages are numbered otherwise than K's.
   bool causal = false;
-  bool stats = false;      ///< The LSE is wanted.
+  bool stats = false;  ///< The LSE is wanted.
   std::int32_t window_left = -1;
   std::int32_t window_right = -1;
   float scale = 1.0F;
@@ -76,8 +77,8 @@ class Handle {
 
 class Graph {
  public:
-  /// Builds, which takes from tens of milliseconds to a second and may allocate on the device. `arch` is
-  /// e.g. 90. Throws Unsupported with cuDNN's own words.
+  /// Builds, which takes from tens of milliseconds to a second and may allocate on the device.
+  /// `arch` is e.g. 90. Throws Unsupported with cuDNN's own words.
   Graph(const GraphKey& key, const Handle& handle, std::int32_t arch);
   ~Graph();
   Graph(const Graph&) = delete;

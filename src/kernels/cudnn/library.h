@@ -20,8 +20,8 @@ struct Library {
   [[nodiscard]] bool found() const { return handle != nullptr; }
 };
 
-/// Looked for once: the file named by the environment variable OCTAVO_CUDNN, else libcudnn.so.9 by the
-/// loader's rules. Stays open.
+/// Looked for once: the file named by the environment variable OCTAVO_CUDNN, else libcudnn.so.9 by
+/// the loader's rules. Stays open.
 const Library& library();
 
 /// "9.19.0" of 91900.

@@ -47,15 +47,15 @@ bool can_cut(const KvPages& kv) {
   return is_cut(kv.k, kv.page_size, 1) && is_cut(kv.v, kv.page_size, 1);
 }
 
-PageCut cut_pages(const StepBatch& batch, const KvPages& kv, std::int64_t num_seqs) {
+PageCut cut_pages(const StepBatch& batch, const KvPages& kv) {
   PageCut cut;
   const bool contiguous = batch.page_table == nullptr;
-  if (contiguous && batch.rows == nullptr && num_seqs <= kv.num_pages) return cut;
   std::int64_t slots = kTailTile;
   // A contiguous row may be followed by spare slots, which a part may reach into.
   const auto fits = [&](const PagedTensor& tensor) {
     const std::int64_t extent = contiguous ? row_slots(tensor, kv.page_size) : kv.page_size;
-    return (extent % slots == 0 || kv.page_size % slots == 0) && is_cut(tensor, kv.page_size, slots);
+    return (extent % slots == 0 || kv.page_size % slots == 0) &&
+           is_cut(tensor, kv.page_size, slots);
   };
   while (slots > 1 && !(fits(kv.k) && fits(kv.v))) slots /= 2;
   cut.slots = static_cast<std::int32_t>(slots);
@@ -65,70 +65,142 @@ PageCut cut_pages(const StepBatch& batch, const KvPages& kv, std::int64_t num_se
   return cut;
 }
 
-GraphKey graph_key(const AttendParams& params, const Maxima& maxima) {
-  const KvPages& kv = params.kv;
+std::int64_t row_stride(const TokenLayout& layout) {
+  if (layout.ragged) return layout.token_stride;
+  const bool batch_outermost = layout.batch_stride >= layout.token_stride;
+  const std::int64_t inner = batch_outermost ? layout.token_stride : layout.batch_stride;
+  const std::int64_t outer = batch_outermost ? layout.batch_stride : layout.token_stride;
+  const std::int64_t num_inner = batch_outermost ? layout.num_token_rows : layout.num_batch_rows;
+  const std::int64_t num_outer = batch_outermost ? layout.num_batch_rows : layout.num_token_rows;
+  if (num_inner == 1) return outer;
+  return num_outer == 1 || outer == num_inner * inner ? inner : 0;
+}
+
+namespace {
+
+bool tokens_as_rows(const AttendParams& params, const Maxima& maxima,
+                    std::int32_t max_tokens_as_rows) {
+  const TokenLayout& q = params.q_layout;
+  const std::int64_t q_len = q.ragged ? maxima.q_len : q.num_token_rows;
+  if (q_len > max_tokens_as_rows) return false;
+  // A row's keys end where its mask ends; a window's begin is counted from there.
+  if (params.window_left >= 0 && !params.causal && q_len > 1) return false;
+  return row_stride(q) != 0 && row_stride(params.out_layout) != 0;
+}
+
+// The axes of q, out and batch.
+void set_tokens(const AttendParams& params, const Maxima& maxima, CallShape& shape) {
   const TokenLayout& q = params.q_layout;
   const TokenLayout& out = params.out_layout;
-  GraphKey key;
-  key.dtype = kv.dtype;
+  GraphKey& key = shape.key;
+  key.q_head_stride = q.head_stride;
+  key.out_head_stride = out.head_stride;
+  if (shape.rows == BatchRows::Tokens) {
+    key.ragged = false;
+    key.q_len = 1;
+    // cuDNN writes every row, so there may be no more than the tensors have.
+    key.num_seqs = q.ragged
+                       ? std::min({bucket(maxima.num_tokens), q.num_token_rows, out.num_token_rows})
+                       : q.num_batch_rows * q.num_token_rows;
+    key.q_batch_stride = key.q_token_stride = row_stride(q);
+    key.out_batch_stride = key.out_token_stride = row_stride(out);
+    const bool batch_outermost = q.batch_stride >= q.token_stride;
+    shape.stats = {.packed = q.ragged,
+                   .seq = (batch_outermost ? q.num_token_rows : 1) * params.num_q_heads,
+                   .token = (batch_outermost ? 1 : q.num_batch_rows) * params.num_q_heads,
+                   .head = 1};
+    return;
+  }
   key.ragged = q.ragged;
   key.num_seqs = q.ragged ? bucket(maxima.num_seqs) : q.num_batch_rows;
   key.q_len = q.ragged ? q_bucket(maxima.q_len) : q.num_token_rows;
-  const PageCut cut = cut_pages(params.batch, kv, key.num_seqs);
-  key.paged = cut.slots > 0;
-  key.two_tables = cut.k_ratio != cut.v_ratio;
-  // One query sees all that a causal mask leaves, and cuDNN's decode path is for no mask.
-  key.causal = params.causal && key.q_len > 1;
-  key.stats = params.lse != nullptr;
+  key.q_token_stride = q.token_stride;
+  key.out_token_stride = out.token_stride;
+  key.q_batch_stride = q.ragged ? key.q_len * q.token_stride : q.batch_stride;
+  key.out_batch_stride = q.ragged ? key.q_len * out.token_stride : out.batch_stride;
+  shape.stats = {
+      .packed = q.ragged, .seq = params.num_q_heads * key.q_len, .token = 1, .head = key.q_len};
+}
+
+// Whether cuDNN's batch row r is row r of a contiguous cache.
+bool rows_in_order(const AttendParams& params, const Maxima& maxima, const CallShape& shape) {
+  const StepBatch& batch = params.batch;
+  if (batch.page_table != nullptr || batch.rows != nullptr) return false;
+  if (shape.key.num_seqs > params.kv.num_pages) return false;
+  if (shape.rows == BatchRows::Sequences) return true;
+  // A sequence without new tokens has no row.
+  return params.q_layout.ragged
+             ? maxima.exact && maxima.q_len == 1 && batch.num_tokens == batch.num_seqs &&
+                   shape.key.num_seqs == batch.num_tokens
+             : params.q_layout.num_token_rows == 1;
+}
+
+void set_mask(const AttendParams& params, const Maxima& maxima, CallShape& shape) {
+  GraphKey& key = shape.key;
+  const bool tokens = shape.rows == BatchRows::Tokens;
   constexpr std::int64_t kFarthest = std::numeric_limits<std::int32_t>::max() - 1;
-  // A bound that no position reaches is none: fewer graphs, and the decode path again.
+  // A bound that no position reaches is none: fewer graphs, and the faster kernel.
   const auto bound = [&](std::int64_t window) {
     return window < 0 || window >= maxima.kv_len
                ? -1
                : static_cast<std::int32_t>(std::min(window, kFarthest));
   };
+  key.causal = params.causal && !tokens;
   key.window_left = bound(params.window_left);
-  key.window_right = key.causal || key.q_len == 1 ? -1 : bound(params.window_right);
+  key.window_right = params.causal || tokens ? -1 : bound(params.window_right);
+}
+
+// Tiles of keys are read whole, table entries too.
+constexpr std::int64_t kKeyUnit = 256;
+
+void set_cache(const AttendParams& params, const Maxima& maxima, CallShape& shape) {
+  const KvPages& kv = params.kv;
+  GraphKey& key = shape.key;
+  key.k_slot_stride = kv.k.slot_stride;
+  key.k_head_stride = kv.k.head_stride;
+  key.v_slot_stride = kv.v.slot_stride;
+  key.v_head_stride = kv.v.head_stride;
+  key.paged = !rows_in_order(params, maxima, shape);
+  const std::int64_t kv_len = round_up(
+      bucket((std::max(maxima.kv_len, 1) + kTailTile - 1) / kTailTile) * kTailTile, kKeyUnit);
+  if (key.paged) {
+    shape.cut = cut_pages(params.batch, kv);
+    key.two_tables = shape.cut.k_ratio != shape.cut.v_ratio;
+    key.page_size = shape.cut.slots;
+    key.kv_len = kv_len;
+    key.num_k_pages = kv.num_pages * shape.cut.k_ratio;
+    key.num_v_pages = kv.num_pages * shape.cut.v_ratio;
+    OCTAVO_CHECK(std::max(key.num_k_pages, key.num_v_pages) <=
+                 std::numeric_limits<std::int32_t>::max());
+    key.k_page_stride = kv.k.page_stride / shape.cut.k_ratio;
+    key.v_page_stride = kv.v.page_stride / shape.cut.v_ratio;
+  } else {
+    key.kv_len = std::min<std::int64_t>(kv_len, kv.page_size);
+    key.num_k_pages = key.num_v_pages = kv.num_pages;
+    key.k_page_stride = kv.k.page_stride;
+    key.v_page_stride = kv.v.page_stride;
+  }
+}
+
+}  // namespace
+
+CallShape call_shape(const AttendParams& params, const Maxima& maxima,
+                     std::int32_t max_tokens_as_rows) {
+  CallShape shape;
+  shape.rows =
+      tokens_as_rows(params, maxima, max_tokens_as_rows) ? BatchRows::Tokens : BatchRows::Sequences;
+  GraphKey& key = shape.key;
+  key.dtype = params.kv.dtype;
+  key.stats = params.lse != nullptr;
   key.scale = params.scale;
   key.num_q_heads = params.num_q_heads;
   key.num_kv_heads = params.num_kv_heads;
   key.head_dim = params.head_dim;
   key.head_dim_v = params.head_dim_v;
-  key.q_token_stride = q.token_stride;
-  key.q_head_stride = q.head_stride;
-  key.q_batch_stride = q.ragged ? key.q_len * q.token_stride : q.batch_stride;
-  key.out_token_stride = out.token_stride;
-  key.out_head_stride = out.head_stride;
-  key.out_batch_stride = q.ragged ? key.q_len * out.token_stride : out.batch_stride;
-  key.k_slot_stride = kv.k.slot_stride;
-  key.k_head_stride = kv.k.head_stride;
-  key.v_slot_stride = kv.v.slot_stride;
-  key.v_head_stride = kv.v.head_stride;
-  const std::int64_t kv_len = std::max(maxima.kv_len, 1);
-  if (key.paged) {
-    const std::int64_t pages =
-        params.batch.page_table != nullptr ? params.batch.page_table_stride : 1;
-    const std::int64_t width = (kv_len + cut.slots - 1) / cut.slots;
-    key.page_size = cut.slots;
-    key.kv_len = std::min(bucket(width), pages * cut.per_page) * cut.slots;
-    key.num_k_pages = kv.num_pages * cut.k_ratio;
-    key.num_v_pages = kv.num_pages * cut.v_ratio;
-    OCTAVO_CHECK(std::max(key.num_k_pages, key.num_v_pages) <=
-                 std::numeric_limits<std::int32_t>::max());
-    key.k_page_stride = kv.k.page_stride / cut.k_ratio;
-    key.v_page_stride = kv.v.page_stride / cut.v_ratio;
-  } else {
-    key.kv_len = std::min<std::int64_t>(bucket((kv_len + kTailTile - 1) / kTailTile) * kTailTile,
-                                        kv.page_size);
-    key.num_k_pages = key.num_v_pages = kv.num_pages;
-    key.k_page_stride = kv.k.page_stride;
-    key.v_page_stride = kv.v.page_stride;
-  }
-  return key;
-}
-
-PageCut cut_of(const AttendParams& params, const GraphKey& key) {
-  return cut_pages(params.batch, params.kv, key.num_seqs);
+  set_tokens(params, maxima, shape);
+  set_mask(params, maxima, shape);
+  set_cache(params, maxima, shape);
+  return shape;
 }
 
 WorkspaceLayout workspace_layout(const GraphKey& key, std::int64_t max_tokens,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a call to the graph that serves it: buckets, page cuts, the workspace's layout. Plain integers;
-// tested without CUDA.
+// From a call to the graph that serves it: buckets, page cuts, the workspace's layout. Plain
+// integers; tested without CUDA.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +15,25 @@ namespace octavo::kernels::fused {
 /// n rounded up so that there are four buckets an octave; exact up to 8.
 std::int64_t bucket(std::int64_t n);
 
-/// How the pages are cut; `slots` 0 where cuDNN can walk K and V without a table. `num_seqs` is the
-/// graph's.
-PageCut cut_pages(const StepBatch& batch, const KvPages& kv, std::int64_t num_seqs);
+/// How the pages are cut for a table of parts.
+PageCut cut_pages(const StepBatch& batch, const KvPages& kv);
 
-/// Whether the strides allow a cut at all: pages (or rows) that start a whole number of slots apart.
+/// Whether the strides allow a cut at all: pages (or rows) that start a whole number of slots
+/// apart.
 bool can_cut(const KvPages& kv);
 
-GraphKey graph_key(const AttendParams& params, const Maxima& maxima);
-PageCut cut_of(const AttendParams& params, const GraphKey& key);
+/// Elements from one row of tokens to the next, where all lie evenly; else 0.
+std::int64_t row_stride(const TokenLayout& layout);
+
+/// How a call is given to cuDNN.
+struct CallShape {
+  BatchRows rows = BatchRows::Sequences;
+  GraphKey key;
+  PageCut cut;  ///< slots 0 without a table.
+  StatsStrides stats;
+};
+CallShape call_shape(const AttendParams& params, const Maxima& maxima,
+                     std::int32_t max_tokens_as_rows);
 
 /// Offsets in bytes from the workspace's start; each aligned to 256.
 struct WorkspaceLayout {
