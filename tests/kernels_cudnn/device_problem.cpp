@@ -168,6 +168,7 @@ void DeviceProblem::upload_cache() {
   cuda_check(cudaMemcpy(cache_array_.as<std::uint16_t>() + unused, cache_.data(), cache_.size() * 2,
                         cudaMemcpyHostToDevice),
              "upload of the cache");
+  cuda_check(cudaStreamSynchronize(nullptr), "upload of the cache");
 }
 
 std::int64_t DeviceProblem::slot_offset(const kernels::PagedTensor& tensor, std::size_t b,

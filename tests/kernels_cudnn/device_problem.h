@@ -41,6 +41,8 @@ template <typename T>
 void upload(const DeviceArray& to, const std::vector<T>& from) {
   cuda_check(cudaMemcpy(to.as<T>(), from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice),
              "upload");
+  // A copy from pageable memory may still be under way, and other streams don't wait for it.
+  cuda_check(cudaStreamSynchronize(nullptr), "upload");
 }
 template <typename T>
 DeviceArray on_device(const std::vector<T>& from) {

@@ -134,6 +134,39 @@ void add_odd(std::vector<Spec>& cases) {
       });
     }
   }
+  // Sizes of a bucket, all alike: no mask of lengths.
+  for (const TensorFormat format : kFormats) {
+    for (const SeqLens lens : {SeqLens{256, 256}, SeqLens{128, 512}}) {
+      for (const bool causal : {true, false}) {
+        add([&](Spec& s) {
+          s.format = format;
+          s.contiguous = true;
+          s.shuffled_rows = false;
+          s.page_size = 600;
+          s.causal = causal;
+          s.padding_rows = 0;
+          s.lens = {lens, lens, lens};
+        });
+      }
+    }
+  }
+  // Few tokens a sequence, each a batch row.
+  for (const TensorFormat format : kFormats) {
+    for (const bool causal : {true, false}) {
+      add([&](Spec& s) {
+        s.format = format;
+        s.causal = causal;
+        s.lens = {{3, 70}, {0, 9}, {4, 4}, {1, 300}, {2, 129}, {4, 2}};
+      });
+      add([&](Spec& s) {
+        s.format = format;
+        s.causal = causal;
+        s.window_left = 20;
+        s.window_right = causal ? -1 : 5;
+        s.lens = {{3, 70}, {0, 9}, {4, 4}, {1, 300}, {2, 129}, {4, 14}};
+      });
+    }
+  }
   add([](Spec& s) { s.lens = {{1, 1}}; });
   add([](Spec& s) { s.lens = {{0, 0}, {0, 5}}; });
   add([](Spec& s) { s.lens = {{300, 1000}, {1, 1024}, {513, 513}}; });

@@ -57,9 +57,15 @@ struct Worker {
   cudaStream_t stream = nullptr;
 };
 
-Maxima maxima_of(const DeviceProblem& problem) {
+Maxima maxima_of(const DeviceProblem& problem, const Spec& spec) {
   const auto& batch = problem.params().batch;
-  return {batch.num_seqs, batch.num_tokens, problem.max_q_len(), problem.max_kv_len()};
+  Maxima maxima{batch.num_seqs, batch.num_tokens, problem.max_q_len(), problem.max_kv_len()};
+  maxima.exact = maxima.uniform = true;
+  for (const SeqLens& seq : spec.lens) {
+    if (seq.q > seq.kv) maxima.exact = false;
+    if (seq.q != spec.lens[0].q || seq.kv != spec.lens[0].kv) maxima.uniform = false;
+  }
+  return maxima;
 }
 
 void synchronize(Worker& worker) {
@@ -68,7 +74,7 @@ void synchronize(Worker& worker) {
 
 Verdict run_case(Worker& worker, const Spec& spec, bool clear_tails, double& build_ms) {
   DeviceProblem problem(spec);
-  const Maxima maxima = maxima_of(problem);
+  const Maxima maxima = maxima_of(problem, spec);
   const auto start = std::chrono::steady_clock::now();
   const std::size_t bytes = worker.attention.workspace_bytes(problem.params(), maxima);
   build_ms =
@@ -158,7 +164,8 @@ bool test_capture(std::int32_t arch, TensorFormat format, bool decode) {
   const std::int32_t q = decode ? 1 : 40;
   spec.lens = {{q, 200}, {q, 150}, {q, 333}, {q, 90}};
   DeviceProblem problem(spec);
-  const Maxima maxima = maxima_of(problem);
+  Maxima maxima = maxima_of(problem, spec);
+  maxima.exact = maxima.uniform = false;
   const std::size_t bytes = worker.attention.workspace_bytes(problem.params(), maxima);
   const DeviceArray workspace(bytes);
   CallOptions options;

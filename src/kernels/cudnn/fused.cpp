@@ -181,12 +181,12 @@ void FusedAttention::attend(const AttendParams& params, const Maxima& maxima,
 
   const StepArrays arrays = step_arrays(shape, layout, workspace);
   const Prepared wanted = prepared_for(params, shape, workspace);
-  if (options.new_step || !(wanted == impl_->prepared)) {
+  if (key.padded && (options.new_step || !(wanted == impl_->prepared))) {
     prepare_step(params, shape.cut, arrays, stream);
     impl_->prepared = wanted;
   }
-  // cuDNN's decode path does not look behind the end.
-  if (options.clear_tails && shape.rows == BatchRows::Sequences)
+  // cuDNN's decode path does not look behind the end, nor does it where the tensors end there.
+  if (options.clear_tails && key.padded && shape.rows == BatchRows::Sequences)
     clear_tails(params, key.paged ? kTailTile : kContiguousTailTile, stream);
   auto* stats = key.stats ? at<float>(workspace, layout.stats) : nullptr;
   const GraphPointers pointers{.q = params.q,

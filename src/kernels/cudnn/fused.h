@@ -32,7 +32,7 @@ inline constexpr std::int32_t kTailTile = 64;
 /// cuDNN's tile of keys.
 inline constexpr std::int32_t kContiguousTailTile = 128;
 /// New tokens of a sequence up to which tokens are batch rows.
-inline constexpr std::int32_t kMaxTokensAsRows = 1;
+inline constexpr std::int32_t kMaxTokensAsRows = 4;
 
 /// The sizes that a graph is built for: those of the step, or of a captured graph's maxima. They
 /// are rounded up to buckets, so that few graphs serve many steps.
@@ -44,6 +44,9 @@ struct Maxima {
   /// These are the step's own sizes, batch.num_seqs and num_tokens too, and every new token sees a
   /// key. Where nothing is padded either, finish_step is left out.
   bool exact = false;
+  /// Beside being exact, every sequence has q_len new tokens and kv_len keys. Saves cuDNN the mask
+  /// of lengths where K and V are contiguous and the sizes are a bucket's.
+  bool uniform = false;
 };
 
 struct CallOptions {

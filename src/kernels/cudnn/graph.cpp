@@ -76,10 +76,14 @@ fe::graph::SDPA_attributes attributes_of(const GraphKey& key) {
   attributes.set_name("attention")
       .set_attn_scale(key.scale)
       .set_generate_stats(key.stats)
-      .set_padding_mask(true);
+      .set_padding_mask(key.padded);
   const bool bounded_right = key.causal || key.window_right >= 0;
-  if (bounded_right || key.window_left >= 0)
-    attributes.set_diagonal_alignment(fe::DiagonalAlignment_t::BOTTOM_RIGHT);
+  // Without lengths, and square, both corners are the same; cuDNN is faster from this one.
+  const bool square = !key.padded && key.q_len == key.kv_len;
+  if (bounded_right || key.window_left >= 0) {
+    attributes.set_diagonal_alignment(square ? fe::DiagonalAlignment_t::TOP_LEFT
+                                             : fe::DiagonalAlignment_t::BOTTOM_RIGHT);
+  }
   if (bounded_right) attributes.set_diagonal_band_right_bound(key.causal ? 0 : key.window_right);
   // cuDNN counts the query's own position.
   if (key.window_left >= 0) attributes.set_diagonal_band_left_bound(key.window_left + 1);
@@ -104,6 +108,7 @@ Handle::~Handle() { fe::detail::destroy_handle(handle_of(*this)); }
 
 struct Graph::Impl {
   fe::graph::Graph graph;
+  bool padded = true;
   bool ragged = false;
   bool paged = false;
   bool two_tables = false;
@@ -112,6 +117,7 @@ struct Graph::Impl {
 
 Graph::Graph(const GraphKey& key, const Handle& handle, std::int32_t arch)
     : impl_(std::make_unique<Impl>()) {
+  impl_->padded = key.padded;
   impl_->ragged = key.ragged;
   impl_->paged = key.paged;
   impl_->two_tables = key.two_tables;
@@ -140,8 +146,10 @@ Graph::Graph(const GraphKey& key, const Handle& handle, std::int32_t arch)
              {key.v_page_stride, key.v_head_stride, key.v_slot_stride, 1});
 
   auto attributes = attributes_of(key);
-  attributes.set_seq_len_q(vector(graph, "q_lens", kUidQLens, kInt32, key.num_seqs));
-  attributes.set_seq_len_kv(vector(graph, "kv_lens", kUidKvLens, kInt32, key.num_seqs));
+  if (key.padded) {
+    attributes.set_seq_len_q(vector(graph, "q_lens", kUidQLens, kInt32, key.num_seqs));
+    attributes.set_seq_len_kv(vector(graph, "kv_lens", kUidKvLens, kInt32, key.num_seqs));
+  }
   if (key.paged) {
     const std::int64_t width = key.kv_len / key.page_size;
     const Dims dims{key.num_seqs, 1, width, 1};
@@ -207,8 +215,10 @@ void Graph::run(const Handle& handle, const GraphPointers& pointers, void* works
   add(pointers.v);
   add(pointers.out);
   if (impl_->stats) add(pointers.stats);
-  add(pointers.q_lens);
-  add(pointers.kv_lens);
+  if (impl_->padded) {
+    add(pointers.q_lens);
+    add(pointers.kv_lens);
+  }
   if (impl_->ragged) {
     add(pointers.q_offsets);
     add(pointers.out_offsets);

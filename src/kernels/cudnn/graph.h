@@ -17,6 +17,7 @@ namespace octavo::kernels::fused {
 /// elements.
 struct GraphKey {
   DType dtype = DType::F16;
+  bool padded = true;       ///< Lengths come from device memory; else all are q_len and kv_len.
   bool ragged = true;       ///< q and out are thd, by offsets; else strides and a batch axis.
   bool paged = true;        ///< K and V by a page table; else one stretch a batch row.
   bool two_tables = false;  ///< V's pages are numbered otherwise than K's.

@@ -182,6 +182,33 @@ void set_cache(const AttendParams& params, const Maxima& maxima, CallShape& shap
   }
 }
 
+// Sequences of one length each way, in order, of a bucket's sizes: no lengths are needed. Other
+// sizes would want a graph of their own each, which costs more than the mask.
+bool is_uniform(const AttendParams& params, const Maxima& maxima, const CallShape& shape) {
+  const TokenLayout& q = params.q_layout;
+  const TokenLayout& out = params.out_layout;
+  if (!maxima.exact || !maxima.uniform || shape.key.paged) return false;
+  if (shape.rows != BatchRows::Sequences || maxima.q_len > maxima.kv_len) return false;
+  if (maxima.q_len != q_bucket(maxima.q_len) || maxima.kv_len != shape.key.kv_len) return false;
+  if (q.ragged) return true;
+  return q.num_batch_rows == maxima.num_seqs && q.num_token_rows == maxima.q_len &&
+         out.num_token_rows == maxima.q_len;
+}
+
+void set_uniform(const AttendParams& params, const Maxima& maxima, CallShape& shape) {
+  GraphKey& key = shape.key;
+  key.padded = false;
+  key.num_seqs = maxima.num_seqs;
+  key.q_len = maxima.q_len;
+  if (key.ragged) {
+    key.ragged = false;
+    key.q_batch_stride = key.q_len * params.q_layout.token_stride;
+    key.out_batch_stride = key.q_len * params.out_layout.token_stride;
+  }
+  shape.stats = {
+      .packed = false, .seq = params.num_q_heads * key.q_len, .token = 1, .head = key.q_len};
+}
+
 }  // namespace
 
 CallShape call_shape(const AttendParams& params, const Maxima& maxima,
@@ -200,6 +227,7 @@ CallShape call_shape(const AttendParams& params, const Maxima& maxima,
   set_tokens(params, maxima, shape);
   set_mask(params, maxima, shape);
   set_cache(params, maxima, shape);
+  if (is_uniform(params, maxima, shape)) set_uniform(params, maxima, shape);
   return shape;
 }
 
