@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels_cudnn/fused_cases.h"
+#include "kernels_cudnn/gpu/fused_cases.h"
 
 #include <array>
 #include <cstdint>

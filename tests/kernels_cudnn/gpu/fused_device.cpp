@@ -19,9 +19,9 @@
 
 #include "kernels/cudnn/fused.h"
 #include "kernels/cudnn/library.h"
-#include "kernels_cudnn/device_problem.h"
-#include "kernels_cudnn/fused_bench.h"
-#include "kernels_cudnn/fused_cases.h"
+#include "kernels_cudnn/gpu/device_problem.h"
+#include "kernels_cudnn/gpu/fused_bench.h"
+#include "kernels_cudnn/gpu/fused_cases.h"
 
 namespace octavo::test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "kernels_cudnn/device_problem.h"
+#include "kernels_cudnn/gpu/device_problem.h"
 
 namespace octavo::test {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cold L2: each launch takes the next of several caches. Launches are captured in a CUDA graph; the
 // time is the median over replays, for one launch.
-#include "kernels_cudnn/fused_bench.h"
+#include "kernels_cudnn/gpu/fused_bench.h"
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -17,7 +17,7 @@
 
 #include "kernels/cudnn/fused.h"
 #include "kernels/cudnn/library.h"
-#include "kernels_cudnn/device_problem.h"
+#include "kernels_cudnn/gpu/device_problem.h"
 
 #ifndef OCTAVO_COMMIT
 #define OCTAVO_COMMIT "unknown"

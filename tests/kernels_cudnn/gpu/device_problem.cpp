@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels_cudnn/device_problem.h"
+#include "kernels_cudnn/gpu/device_problem.h"
 
 #include <fmt/format.h>
 
