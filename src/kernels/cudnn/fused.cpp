@@ -18,8 +18,8 @@ namespace octavo::kernels::fused {
 namespace {
 
 struct BuiltGraph {
-  BuiltGraph(const GraphKey& wanted, const Handle& handle, std::int32_t arch)
-      : key(wanted), graph(wanted, handle, arch) {}
+  BuiltGraph(const GraphKey& wanted, const Handle& handle, std::int32_t arch, bool deterministic)
+      : key(wanted), graph(wanted, handle, arch, deterministic) {}
 
   GraphKey key;
   Graph graph;
@@ -103,8 +103,7 @@ bool nothing_padded(const AttendParams& params, const Maxima& maxima) {
 struct FusedAttention::Impl {
   Handle handle;
   std::int32_t arch = 0;
-  std::size_t max_graphs = 0;
-  std::int32_t max_tokens_as_rows = 0;
+  FusedOptions options;
   std::list<BuiltGraph> graphs;  ///< The last used in front.
   Prepared prepared;
 
@@ -119,8 +118,8 @@ struct FusedAttention::Impl {
 
   BuiltGraph& get(const GraphKey& key) {
     if (BuiltGraph* built = find(key)) return *built;
-    graphs.emplace_front(key, handle, arch);
-    if (graphs.size() > max_graphs) drop_oldest();
+    graphs.emplace_front(key, handle, arch, options.deterministic);
+    if (graphs.size() > options.max_graphs) drop_oldest();
     return graphs.front();
   }
 
@@ -134,12 +133,10 @@ struct FusedAttention::Impl {
   }
 };
 
-FusedAttention::FusedAttention(std::int32_t arch, std::size_t max_graphs,
-                               std::int32_t max_tokens_as_rows)
+FusedAttention::FusedAttention(std::int32_t arch, const FusedOptions& options)
     : impl_(std::make_unique<Impl>()) {
   impl_->arch = arch;
-  impl_->max_graphs = std::max<std::size_t>(max_graphs, 1);
-  impl_->max_tokens_as_rows = max_tokens_as_rows;
+  impl_->options = options;
 }
 
 FusedAttention::~FusedAttention() = default;
@@ -150,7 +147,7 @@ std::size_t FusedAttention::num_graphs() const { return impl_->graphs.size(); }
 
 std::size_t FusedAttention::workspace_bytes(const AttendParams& params, const Maxima& maxima) {
   if (maxima.num_seqs == 0 || maxima.num_tokens == 0) return 0;
-  const GraphKey key = call_shape(params, maxima, impl_->max_tokens_as_rows).key;
+  const GraphKey key = call_shape(params, maxima, impl_->options.max_tokens_as_rows).key;
   return workspace_layout(key, maxima.num_tokens, impl_->get(key).graph.workspace_bytes())
       .num_bytes;
 }
@@ -162,7 +159,7 @@ void FusedAttention::attend(const AttendParams& params, const Maxima& maxima,
     finish_step(params, nullptr, {}, stream);
     return;
   }
-  const CallShape shape = call_shape(params, maxima, impl_->max_tokens_as_rows);
+  const CallShape shape = call_shape(params, maxima, impl_->options.max_tokens_as_rows);
   const GraphKey& key = shape.key;
   BuiltGraph* built = impl_->find(key);
   const bool captured = is_captured(stream);

@@ -57,13 +57,19 @@ struct CallOptions {
   bool clear_tails = false;
 };
 
+struct FusedOptions {
+  std::size_t max_graphs = 128;  ///< Kept; those in captured graphs are kept beside.
+  std::int32_t max_tokens_as_rows = kMaxTokensAsRows;
+  /// Take none of cuDNN's engines that may give other bits for the same call.
+  bool deterministic = false;
+};
+
 /// Graphs of one device, the newest used kept. One thread at a time.
 class FusedAttention {
  public:
   /// Opens cuDNN on the current device, whose architecture is e.g. 90. Throws NotCompiled when
   /// there is no cuDNN.
-  explicit FusedAttention(std::int32_t arch, std::size_t max_graphs = 128,
-                          std::int32_t max_tokens_as_rows = kMaxTokensAsRows);
+  explicit FusedAttention(std::int32_t arch, const FusedOptions& options = {});
   ~FusedAttention();
   FusedAttention(FusedAttention&&) noexcept;
   FusedAttention& operator=(FusedAttention&&) noexcept;

@@ -115,7 +115,7 @@ struct Graph::Impl {
   bool stats = false;
 };
 
-Graph::Graph(const GraphKey& key, const Handle& handle, std::int32_t arch)
+Graph::Graph(const GraphKey& key, const Handle& handle, std::int32_t arch, bool deterministic)
     : impl_(std::make_unique<Impl>()) {
   impl_->padded = key.padded;
   impl_->ragged = key.ragged;
@@ -192,6 +192,7 @@ Graph::Graph(const GraphKey& key, const Handle& handle, std::int32_t arch)
   check(graph.build_operation_graph(handle_of(handle)), "cannot lower the graph", kRefusal);
   check(graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK}),
         "has no plan for the graph", kRefusal);
+  if (deterministic) graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
   check(graph.check_support(), "supports no plan of the graph", kRefusal);
   check(graph.build_plans(), "cannot build a plan", kRefusal);
   std::int64_t workspace_bytes = 0;

@@ -80,7 +80,7 @@ class Graph {
  public:
   /// Builds, which takes from tens of milliseconds to a second and may allocate on the device.
   /// `arch` is e.g. 90. Throws Unsupported with cuDNN's own words.
-  Graph(const GraphKey& key, const Handle& handle, std::int32_t arch);
+  Graph(const GraphKey& key, const Handle& handle, std::int32_t arch, bool deterministic);
   ~Graph();
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;

@@ -28,6 +28,7 @@ namespace {
 
 using kernels::fused::CallOptions;
 using kernels::fused::FusedAttention;
+using kernels::fused::FusedOptions;
 using kernels::fused::Maxima;
 
 constexpr std::int64_t kColdBytes = 300'000'000;
@@ -264,7 +265,7 @@ void bench_shape(FusedAttention& attention, cudaStream_t stream, const Shape& sh
 }  // namespace
 
 void bench_fused(std::int32_t arch, const std::string& device, double seconds,
-                 const std::string& only) {
+                 const std::string& only, bool deterministic) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   int driver = 0;
   cuda_check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
@@ -285,8 +286,9 @@ void bench_fused(std::int32_t arch, const std::string& device, double seconds,
                "\n",
                us, 2.0 * static_cast<double>(from.size()) / us / 1e6, stamp);
   }
-  FusedAttention attention(arch);
-  FusedAttention few_rows(arch, 128, 1);
+  FusedAttention attention(arch, FusedOptions{.deterministic = deterministic});
+  FusedAttention few_rows(arch,
+                          FusedOptions{.max_tokens_as_rows = 1, .deterministic = deterministic});
   for (const Shape& shape : shapes()) {
     if (shape.name().find(only) == std::string::npos) continue;
     if (std::chrono::steady_clock::now() > deadline) break;

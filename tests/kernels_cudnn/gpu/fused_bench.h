@@ -9,6 +9,6 @@ namespace octavo::test {
 
 /// Cases whose name holds `only`, for about so many seconds.
 void bench_fused(std::int32_t arch, const std::string& device, double seconds,
-                 const std::string& only);
+                 const std::string& only, bool deterministic);
 
 }  // namespace octavo::test

@@ -3,7 +3,8 @@
 // summary last. Takes no test framework, so that it can be sent to a machine that has a driver and
 // cuDNN alone.
 //
-//   fused_device [--seconds N] [--only NAME] [--bench] [--probe] [--huge]
+//   octavo_fused_gpu [--seconds N] [--only NAME] [--probe] [--deterministic]
+//   octavo_fused_gpu --bench [--seconds N] [--only NAME] [--deterministic]
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -28,9 +29,11 @@ namespace {
 
 using kernels::fused::CallOptions;
 using kernels::fused::FusedAttention;
+using kernels::fused::FusedOptions;
 using kernels::fused::Maxima;
 
 std::mutex print_mutex;
+bool deterministic_engines = false;
 
 void print(const std::string& line) {
   const std::scoped_lock lock(print_mutex);
@@ -46,7 +49,8 @@ std::string quoted(std::string text) {
 }
 
 struct Worker {
-  explicit Worker(std::int32_t arch) : attention(arch) {
+  Worker(std::int32_t arch, bool deterministic)
+      : attention(arch, FusedOptions{.deterministic = deterministic}) {
     cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   }
   ~Worker() { cudaStreamDestroy(stream); }
@@ -117,7 +121,7 @@ void spread(std::int32_t arch, std::size_t count, double seconds,
   std::atomic<std::size_t> next{0};
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   const auto work = [&] {
-    Worker worker(arch);
+    Worker worker(arch, deterministic_engines);
     while (std::chrono::steady_clock::now() < deadline) {
       const std::size_t i = next++;
       if (i >= count) return;
@@ -157,7 +161,7 @@ bool test_cases(std::int32_t arch, double seconds, const std::string& only) {
 
 /// One captured graph, replayed with other lengths and compositions within its maxima.
 bool test_capture(std::int32_t arch, TensorFormat format, bool decode) {
-  Worker worker(arch);
+  Worker worker(arch, deterministic_engines);
   Spec spec;
   spec.format = format;
   spec.page_size = 24;
@@ -263,6 +267,7 @@ int main_of(const std::vector<std::string>& arguments) {
     if (arguments[i] == "--only") only = arguments.at(++i);
     if (arguments[i] == "--bench") bench = true;
     if (arguments[i] == "--probe") probe = true;
+    if (arguments[i] == "--deterministic") deterministic_engines = true;
   }
   cudaDeviceProp device{};
   const auto& cudnn = kernels::fused::library();
@@ -274,7 +279,7 @@ int main_of(const std::vector<std::string>& arguments) {
                     device.major, device.minor, cudnn.version_text));
   const std::int32_t arch = device.major * 10 + device.minor;
   if (bench) {
-    bench_fused(arch, device.name, seconds, only);
+    bench_fused(arch, device.name, seconds, only, deterministic_engines);
     return 0;
   }
   bool ok = true;
