@@ -26,15 +26,18 @@ struct BuiltGraph {
   bool captured = false;  ///< A CUDA graph replays its kernels, so it stays.
 };
 
-bool is_captured(CUstream_st* stream) {
+/// Tells captures apart; 0 when the stream is not captured.
+unsigned long long capture_of(CUstream_st* stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  return cudaStreamIsCapturing(stream, &status) == cudaSuccess &&
-         status != cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  const bool known = cudaStreamGetCaptureInfo(stream, &status, &id) == cudaSuccess;
+  return known && status == cudaStreamCaptureStatusActive ? id : 0;
 }
 
 /// What the step arrays in a workspace were made for, lengths apart.
 struct Prepared {
   const void* workspace = nullptr;
+  unsigned long long capture = 0;
   BatchRows rows = BatchRows::Sequences;
   std::int64_t num_rows = 0;
   std::int64_t width = 0;
@@ -48,10 +51,12 @@ struct Prepared {
   friend bool operator==(const Prepared&, const Prepared&) = default;
 };
 
-Prepared prepared_for(const AttendParams& params, const CallShape& shape, const void* workspace) {
+Prepared prepared_for(const AttendParams& params, const CallShape& shape, const void* workspace,
+                      unsigned long long capture) {
   const GraphKey& key = shape.key;
   const bool tokens = shape.rows == BatchRows::Tokens;
   return {.workspace = workspace,
+          .capture = capture,
           .rows = shape.rows,
           .num_rows = key.num_seqs,
           .width = key.paged ? key.kv_len / key.page_size : 0,
@@ -162,14 +167,14 @@ void FusedAttention::attend(const AttendParams& params, const Maxima& maxima,
   const CallShape shape = call_shape(params, maxima, impl_->options.max_tokens_as_rows);
   const GraphKey& key = shape.key;
   BuiltGraph* built = impl_->find(key);
-  const bool captured = is_captured(stream);
-  if (built == nullptr && captured) {
+  const unsigned long long capture = capture_of(stream);
+  if (built == nullptr && capture != 0) {
     throw Error(ErrorCode::Unsupported,
                 "backend fused: wanted the graph of these sizes to be built before the stream is "
                 "captured (ask for the workspace of the maxima first)");
   }
   if (built == nullptr) built = &impl_->get(key);
-  built->captured = built->captured || captured;
+  built->captured = built->captured || capture != 0;
   const WorkspaceLayout layout =
       workspace_layout(key, maxima.num_tokens, built->graph.workspace_bytes());
   if (workspace_bytes < layout.num_bytes) {
@@ -177,7 +182,7 @@ void FusedAttention::attend(const AttendParams& params, const Maxima& maxima,
   }
 
   const StepArrays arrays = step_arrays(shape, layout, workspace);
-  const Prepared wanted = prepared_for(params, shape, workspace);
+  const Prepared wanted = prepared_for(params, shape, workspace, capture);
   if (key.padded && (options.new_step || !(wanted == impl_->prepared))) {
     prepare_step(params, shape.cut, arrays, stream);
     impl_->prepared = wanted;

@@ -50,8 +50,9 @@ struct Maxima {
 };
 
 struct CallOptions {
-  /// The workspace's step arrays are not this step's yet. True for the first layer of each step,
-  /// and for the first call in each captured graph.
+  /// The workspace's step arrays are not this step's yet: true for the first layer of each step,
+  /// and after anything else used the workspace. The first call in a captured graph always makes
+  /// them.
   bool new_step = true;
   /// Slots behind the sequences' ends may be anything.
   bool clear_tails = false;
