@@ -35,8 +35,7 @@ bool on_gpu(const Request& request) { return request.device == DeviceType::Cuda;
 
 bool runs_on(Backend backend, const Request& request) {
   if (!on_gpu(request)) return backend != Backend::Fused;
-  return (backend == Backend::Unfused || backend == Backend::Fused) &&
-         request.machine.cuda_compiled;
+  return backend == Backend::Unfused && request.machine.cuda_compiled;
 }
 
 bool has_bf16(const Request& request) {
@@ -49,11 +48,7 @@ constexpr std::int32_t kOldestBf16Sm = 80;
 
 // Host and GPU share a column where a backend has both: rows that ask for a device tell them apart.
 constexpr std::array kFeatures = {
-    // Of fused on a GPU, cuDNN's own rows say so.
-    Feature{[](const Request&) { return true; },
-            [](Backend backend, const Request& r) {
-              return is_compiled(backend) || (backend == Backend::Fused && on_gpu(r));
-            },
+    Feature{always, [](Backend backend, const Request&) { return is_compiled(backend); },
             [](const Request&) { return std::string("compiled into this build"); }},
     Feature{always, runs_on,
             [](const Request& r) { return fmt::format("device {}", to_string(r.device)); }},
@@ -90,7 +85,11 @@ constexpr std::array kFeatures = {
             }},
 };
 
-/// The rows that cuDNN adds to the table.
+/// On GPUs cuDNN has rows of its own instead of the table's.
+bool has_own_rows(Backend backend, const Request& request) {
+  return backend == Backend::Fused && on_gpu(request);
+}
+
 kernels::fused::SupportQuery fused_query(const Request& request) {
   kernels::fused::SupportQuery query = request.fused;
   query.compiled = request.machine.fused_compiled;
@@ -172,25 +171,26 @@ bool is_compiled(Backend backend) {
 }
 
 bool can_run(Backend backend, const Request& request) {
+  if (has_own_rows(backend, request)) return kernels::fused::supported(fused_query(request));
   for (const Feature& feature : kFeatures) {
     if (feature.needed(request) && !feature.has(backend, request)) return false;
   }
-  return backend != Backend::Fused || kernels::fused::supported(fused_query(request));
+  return true;
 }
 
 Support explain(Backend backend, const Request& request) {
   Support support;
   support.backend = backend;
-  for (const Feature& feature : kFeatures) {
-    if (!feature.needed(request)) continue;
-    const std::string name = feature.name(request);
+  const auto add = [&support](const std::string& name, bool has) {
     support.required.push_back(name);
-    (feature.has(backend, request) ? support.supported : support.missing).push_back(name);
-  }
-  if (backend == Backend::Fused && on_gpu(request)) {
-    for (const auto& row : kernels::fused::support_rows(fused_query(request))) {
-      support.required.push_back(row.name);
-      (row.ok ? support.supported : support.missing).push_back(row.name);
+    (has ? support.supported : support.missing).push_back(name);
+  };
+  if (has_own_rows(backend, request)) {
+    for (const auto& row : kernels::fused::support_rows(fused_query(request)))
+      add(row.name, row.ok);
+  } else {
+    for (const Feature& feature : kFeatures) {
+      if (feature.needed(request)) add(feature.name(request), feature.has(backend, request));
     }
   }
   support.ok = support.missing.empty();

@@ -98,7 +98,8 @@ constexpr std::array kRules = {
                               q.sm);
          }},
     Rule{[](const Query& q) {
-           return q.cudnn_version == 91400 && q.window_left >= 0 && !q.causal && q.kv_len > 1024;
+           return q.cudnn_version == 91400 && q.window_left >= 0 && !q.causal &&
+                  (q.kv_len == 0 || q.kv_len > 1024);
          },
          never,
          [](const Query&) {
@@ -182,6 +183,7 @@ void describe(const AttendParams& params, SupportQuery& query) {
   query.out_dtype = params.out_dtype;
   query.head_dim = params.head_dim;
   query.head_dim_v = params.head_dim_v;
+  if (params.q_layout.ragged) query.format = TensorFormat::Thd;
   query.causal = params.causal;
   query.window_left = params.window_left;
   query.window_right = params.window_right;

@@ -28,7 +28,7 @@ struct SupportQuery {
   std::int32_t head_dim_v = 0;
   std::optional<TensorFormat> format;
   std::int32_t q_len = 0;   ///< The most new tokens of a sequence; 0: not known.
-  std::int64_t kv_len = 0;  ///< The most keys of a sequence.
+  std::int64_t kv_len = 0;  ///< The most keys of a sequence; 0: not known.
   bool causal = true;
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;

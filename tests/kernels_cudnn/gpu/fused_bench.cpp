@@ -274,18 +274,6 @@ void bench_fused(std::int32_t arch, const std::string& device, double seconds,
                   driver, kernels::fused::library().version_text, OCTAVO_COMMIT);
   cudaStream_t stream = nullptr;
   cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  {
-    const DeviceArray from(std::size_t{1} << 31U);
-    const DeviceArray to(std::size_t{1} << 31U);
-    const double us = timed(stream, 4, [&](int /*i*/) {
-      cuda_check(cudaMemcpyAsync(to.as<void>(), from.as<void>(), from.size(),
-                                 cudaMemcpyDeviceToDevice, stream),
-                 "copy");
-    });
-    fmt::print(R"({{"case": "copy 2 GiB", "time_us": {:.2f}, "tbps": {:.3f}, {}}})"
-               "\n",
-               us, 2.0 * static_cast<double>(from.size()) / us / 1e6, stamp);
-  }
   FusedAttention attention(arch, FusedOptions{.deterministic = deterministic});
   FusedAttention few_rows(arch,
                           FusedOptions{.max_tokens_as_rows = 1, .deterministic = deterministic});
