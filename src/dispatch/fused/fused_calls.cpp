@@ -49,7 +49,11 @@ void FusedCalls::attend(const kernels::AttendParams& params, const kernels::Step
                         void* workspace, std::size_t workspace_bytes, Stream stream) {
   // Our append leaves the slots behind each end clear.
   const kernels::fused::CallOptions options{.new_step = new_step_, .clear_tails = false};
-  attention_->attend(params, maxima_of(host), options, workspace, workspace_bytes, stream.handle);
+  kernels::fused::Maxima maxima = maxima_of(host);
+  // A captured graph is replayed with other lengths. Our caches go by a table, so the cuDNN graph
+  // is the one that was checked.
+  if (kernels::fused::is_captured(stream.handle)) maxima.exact = maxima.uniform = false;
+  attention_->attend(params, maxima, options, workspace, workspace_bytes, stream.handle);
   new_step_ = false;
 }
 

@@ -138,6 +138,8 @@ struct FusedAttention::Impl {
   }
 };
 
+bool is_captured(CUstream_st* stream) { return capture_of(stream) != 0; }
+
 FusedAttention::FusedAttention(std::int32_t arch, const FusedOptions& options)
     : impl_(std::make_unique<Impl>()) {
   impl_->arch = arch;

@@ -43,6 +43,7 @@ struct Maxima {
   std::int32_t kv_len = 0;  ///< Keys of one sequence, new ones included.
   /// These are the step's own sizes, batch.num_seqs and num_tokens too, and every new token sees a
   /// key. Where nothing is padded either, finish_step is left out.
+  /// Not for a captured graph that is replayed with other lengths.
   bool exact = false;
   /// Beside being exact, every sequence has q_len new tokens and kv_len keys. Saves cuDNN the mask
   /// of lengths where K and V are contiguous and the sizes are a bucket's.
@@ -57,6 +58,9 @@ struct CallOptions {
   /// Slots behind the sequences' ends may be anything.
   bool clear_tails = false;
 };
+
+/// Whether work on the stream goes into a CUDA graph.
+bool is_captured(CUstream_st* stream);
 
 struct FusedOptions {
   std::size_t max_graphs = 128;  ///< Kept; those in captured graphs are kept beside.
