@@ -42,8 +42,9 @@ ROOMS = [
          ["fmt", "highway", "openmp"]),
     room("src/device/no_cuda", ["src/base", "src/device"], ["fmt"]),
     room("src/kernels/cuda/common", ["src/base", "src/kernels/params.h"], ["cuda"]),
-    room("src/kernels/cudnn", ["src/base", "src/device", "src/device/cuda"],
-         ["fmt", "cuda", "cudnn"]),
+    room("src/kernels/cudnn", ["src/base", "src/device", "src/device/cuda",
+                               "src/kernels/params.h"],
+         ["fmt", "cuda", "cudnn", "posix"]),
     room("src/dispatch", ["src/base", "src/cache", "src/plan", "src/device", "src/kernels"],
          ["fmt", "openmp"]),
     room("src/api", ["src/base", "src/cache", "src/plan", "src/device", "src/dispatch",
@@ -58,6 +59,7 @@ ROOMS = [
     room("bench", [*TESTING, "src"], [*PROGRAM, "json", "highway", "benchmark"]),
     room("bench/gpu", [*TESTING, "bench"], [*PROGRAM, "cuda"]),
     room("tests/gpu", [*TESTING, "src", "tests"], [*PROGRAM, "gtest", "cuda"]),
+    room("tests/kernels_cudnn/gpu", ["src", "tests"], ["fmt", "cuda"]),
     room("tests", [*TESTING, "src", "cli", "examples/generate"],
          [*PROGRAM, "json", "gtest", "rapidcheck", "highway", "dlpack"]),
 ]
@@ -82,7 +84,7 @@ LIBRARIES = {
     "dlpack": r"dlpack/dlpack\.h",
     "cuda": r"cuda.*\.h|cublasLt\.h|mma\.h|cooperative_groups.*",
     "cudnn": r"cudnn.*",
-    "posix": r"(fcntl|unistd|sched|pthread|poll|spawn|signal)\.h|sys/.*\.h",
+    "posix": r"(dlfcn|fcntl|unistd|sched|pthread|poll|spawn|signal)\.h|sys/.*\.h",
 }
 
 STANDARD = re.compile(r"[a-z_]+|std(int|def|lib|io|arg)\.h|(string|math|float|errno|limits)\.h")

@@ -72,6 +72,7 @@ dispatch::Request attend_request(const AttentionConfig& config, const kernels::A
                              (params.kv.v.dim_stride == 1 || config.head_dim_v == 1);
   request.dense_token_rows = (params.q_layout.dim_stride == 1 || config.head_dim == 1) &&
                              (params.out_layout.dim_stride == 1 || config.head_dim_v == 1);
+  if (device.type == DeviceType::Cuda) kernels::fused::describe(params, request.fused);
   return request;
 }
 

@@ -6,8 +6,37 @@
 #include "device/gpu.h"
 #include "dispatch/features.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cudnn/library.h"
+#include "kernels/cudnn/support.h"
 
 namespace octavo {
+
+namespace {
+
+void describe_fused(BackendInfo& info) {
+  const kernels::fused::Library& cudnn = kernels::fused::library();
+  info.usable = false;
+  if (!cudnn.found()) {
+    info.why_not = cudnn.why_not;
+    return;
+  }
+  info.description += fmt::format(", version {}", cudnn.version_text);
+  const auto& gpus = device::gpu_report().gpus;
+  if (gpus.empty()) {
+    info.why_not = fmt::format("no GPU ({})", device::gpu_report().why_none);
+    return;
+  }
+  kernels::fused::SupportQuery query;
+  query.compiled = true;
+  query.sm = gpus.front().sm;
+  query.cudnn_version = cudnn.version;
+  for (const kernels::fused::SupportRow& row : kernels::fused::support_rows(query)) {
+    if (!row.ok && info.why_not.empty()) info.why_not = "wanted " + row.name;
+  }
+  info.usable = info.why_not.empty();
+}
+
+}  // namespace
 
 std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> infos;
@@ -16,7 +45,11 @@ std::vector<BackendInfo> backends() {
     info.backend = backend;
     info.compiled = dispatch::is_compiled(backend);
     info.usable = info.compiled;
-    if (!info.compiled) info.why_not = "not in this version";
+    if (!info.compiled) {
+      info.why_not = backend == Backend::Fused
+                         ? fmt::format("not compiled: {}", kernels::fused::why_not_compiled())
+                         : std::string("not in this version");
+    }
     switch (backend) {
       case Backend::Cpu:
         info.description =
@@ -33,6 +66,7 @@ std::vector<BackendInfo> backends() {
         break;
       case Backend::Fused:
         info.description = "cuDNN's attention on NVIDIA GPUs";
+        if (info.compiled) describe_fused(info);
         break;
       case Backend::Flash2:
         info.description = "own kernels for NVIDIA GPUs, sm80 and up";

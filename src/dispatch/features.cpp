@@ -8,6 +8,8 @@
 
 #include "base/error.h"
 #include "device/gpu.h"
+#include "kernels/cudnn/library.h"
+#include "kernels/cudnn/support.h"
 #include "kernels/params.h"
 
 namespace octavo::dispatch {
@@ -32,7 +34,7 @@ bool always(const Request& /*request*/) { return true; }
 bool on_gpu(const Request& request) { return request.device == DeviceType::Cuda; }
 
 bool runs_on(Backend backend, const Request& request) {
-  if (!on_gpu(request)) return true;
+  if (!on_gpu(request)) return backend != Backend::Fused;
   return backend == Backend::Unfused && request.machine.cuda_compiled;
 }
 
@@ -83,6 +85,25 @@ constexpr std::array kFeatures = {
             }},
 };
 
+/// On GPUs cuDNN has rows of its own instead of the table's.
+bool has_own_rows(Backend backend, const Request& request) {
+  return backend == Backend::Fused && on_gpu(request);
+}
+
+kernels::fused::SupportQuery fused_query(const Request& request) {
+  kernels::fused::SupportQuery query = request.fused;
+  query.compiled = request.machine.fused_compiled;
+  query.sm = request.machine.sm;
+  query.cudnn_version = request.machine.cudnn_version;
+  query.cache_dtype = request.cache_dtype;
+  query.q_dtype = request.q_dtype;
+  query.compute = request.compute;
+  query.head_dim = request.head_dim;
+  query.head_dim_v = request.head_dim_v;
+  query.dense_rows = request.dense_cache_rows && request.dense_token_rows;
+  return query;
+}
+
 std::string joined(const std::vector<std::string>& words) {
   return words.empty() ? std::string("none") : fmt::format("{}", fmt::join(words, ", "));
 }
@@ -110,6 +131,9 @@ Machine this_machine(Device device) {
   machine.cuda_compiled = report.compiled;
   const auto index = static_cast<std::size_t>(device.index);
   if (device.index >= 0 && index < report.gpus.size()) machine.sm = report.gpus[index].sm;
+  machine.fused_compiled = kernels::fused::is_compiled();
+  if (machine.fused_compiled && machine.sm > 0)
+    machine.cudnn_version = kernels::fused::library().version;
   return machine;
 }
 
@@ -129,14 +153,25 @@ Request make_request(const AttentionConfig& config, DType cache_dtype, Device de
   request.compute = config.compute;
   request.head_dim = config.head_dim;
   request.head_dim_v = config.head_dim_v;
+  request.fused.causal = config.mask == Mask::Causal;
+  request.fused.window_left = config.window.left;
+  request.fused.window_right = config.window.right;
+  request.fused.softcap = config.softcap != 0.0F;
+  request.fused.batch_invariant = config.batch_invariant;
+  if (device.type == DeviceType::Cuda && kernels::fused::is_compiled())
+    request.fused.cudnn_why_not = kernels::fused::library().why_not;
   return request;
 }
 
 std::span<const Backend> preference() { return kPreference; }
 
-bool is_compiled(Backend backend) { return backend == Backend::Cpu || backend == Backend::Unfused; }
+bool is_compiled(Backend backend) {
+  if (backend == Backend::Fused) return kernels::fused::is_compiled();
+  return backend == Backend::Cpu || backend == Backend::Unfused;
+}
 
 bool can_run(Backend backend, const Request& request) {
+  if (has_own_rows(backend, request)) return kernels::fused::supported(fused_query(request));
   for (const Feature& feature : kFeatures) {
     if (feature.needed(request) && !feature.has(backend, request)) return false;
   }
@@ -146,11 +181,17 @@ bool can_run(Backend backend, const Request& request) {
 Support explain(Backend backend, const Request& request) {
   Support support;
   support.backend = backend;
-  for (const Feature& feature : kFeatures) {
-    if (!feature.needed(request)) continue;
-    const std::string name = feature.name(request);
+  const auto add = [&support](const std::string& name, bool has) {
     support.required.push_back(name);
-    (feature.has(backend, request) ? support.supported : support.missing).push_back(name);
+    (has ? support.supported : support.missing).push_back(name);
+  };
+  if (has_own_rows(backend, request)) {
+    for (const auto& row : kernels::fused::support_rows(fused_query(request)))
+      add(row.name, row.ok);
+  } else {
+    for (const Feature& feature : kFeatures) {
+      if (feature.needed(request)) add(feature.name(request), feature.has(backend, request));
+    }
   }
   support.ok = support.missing.empty();
   return support;

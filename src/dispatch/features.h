@@ -11,12 +11,16 @@
 #include <optional>
 #include <span>
 
+#include "kernels/cudnn/support.h"
+
 namespace octavo::dispatch {
 
 /// What runs it: tests put in what they like.
 struct Machine {
-  bool cuda_compiled = false;  ///< This build has the CUDA part.
-  std::int32_t sm = 0;         ///< Of the GPU that is asked for, major * 10 + minor; 0: none.
+  bool cuda_compiled = false;      ///< This build has the CUDA part.
+  std::int32_t sm = 0;             ///< Of the GPU that is asked for, major * 10 + minor; 0: none.
+  bool fused_compiled = false;     ///< This build has cuDNN's frontend.
+  std::int32_t cudnn_version = 0;  ///< As cuDNN counts; 0: not found.
 };
 
 /// The machine that we are on, as far as `device` goes.
@@ -31,8 +35,9 @@ struct Request {
   Compute compute = Compute::Same;
   std::int32_t head_dim = 0;
   std::int32_t head_dim_v = 0;
-  bool dense_cache_rows = true;  ///< The last axis of K and V has stride 1.
-  bool dense_token_rows = true;  ///< The same for q and the output.
+  bool dense_cache_rows = true;             ///< The last axis of K and V has stride 1.
+  bool dense_token_rows = true;             ///< The same for q and the output.
+  kernels::fused::SupportQuery fused = {};  ///< What cuDNN is asked beside all this.
 };
 
 /// The request of a configuration on this machine, before any tensor is seen.

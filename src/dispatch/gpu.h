@@ -39,8 +39,9 @@ class GpuCache {
   virtual void append(const kernels::AppendParams& params, Stream stream) = 0;
 
   /// Throws InvalidArgument when the workspace is too small for what attend would be told.
+  /// Builds what the backend prepares for sizes that it has not met yet.
   virtual void check_attend(Backend backend, const kernels::AttendParams& params,
-                            const kernels::StepBatch& host) const = 0;
+                            const kernels::StepBatch& host) = 0;
 
   /// Attends with the backend named. `host` holds the lengths of `params.batch` in host memory.
   virtual void attend(Backend backend, const kernels::AttendParams& params,

@@ -14,6 +14,7 @@ namespace octavo::dispatch {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 Request on_gpu(std::int32_t sm, DType dtype) {
@@ -57,6 +58,33 @@ TEST(FeatureTable, NamesTheDeviceWhereTheCudaPartIsAbsent) {
   Request request = on_gpu(90, DType::F16);
   request.machine.cuda_compiled = false;
   EXPECT_THAT(explain(Backend::Unfused, request).missing, Contains("device cuda"));
+}
+
+Request on_h200(DType dtype) {
+  Request request = on_gpu(90, dtype);
+  request.machine.fused_compiled = true;
+  request.machine.cudnn_version = 91900;
+  return request;
+}
+
+TEST(FeatureTable, TakesFusedByItselfWhereCudnnCan) {
+  EXPECT_EQ(explain_all(Backend::Auto, on_h200(DType::BF16)).chosen, Backend::Fused);
+  EXPECT_EQ(explain_all(Backend::Auto, on_h200(DType::F32)).chosen, Backend::Unfused);
+}
+
+TEST(FeatureTable, SaysWhatCudnnLacks) {
+  Request request = on_h200(DType::BF16);
+  request.machine.cudnn_version = 91000;
+  request.fused.softcap = true;
+  EXPECT_THAT(explain(Backend::Fused, request).missing,
+              ElementsAre("a cuDNN without the faults of 9.10.0 and 9.10.1 in 16-bit attention",
+                          "softcap"));
+}
+
+TEST(FeatureTable, KeepsFusedOffTheHost) {
+  Request request = on_h200(DType::BF16);
+  request.device = DeviceType::Cpu;
+  EXPECT_THAT(explain(Backend::Fused, request).missing, Contains("device cpu"));
 }
 
 TEST(FeatureTable, TakesUnfusedOnAGpuByItself) {

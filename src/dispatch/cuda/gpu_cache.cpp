@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "device/gpu.h"
 #include "dispatch/cuda/upload.h"
+#include "dispatch/fused_calls.h"
 #include "dispatch/gpu.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/convert/convert.h"
@@ -20,7 +21,9 @@ constexpr std::size_t kMostWorkspace = std::size_t{2} << 30U;
 class CudaCache final : public GpuCache {
  public:
   CudaCache(const CacheConfig& config, std::int32_t max_pages_per_seq)
-      : upload_(config, max_pages_per_seq), max_pages_per_seq_(max_pages_per_seq) {
+      : upload_(config, max_pages_per_seq),
+        max_pages_per_seq_(max_pages_per_seq),
+        fused_(config.device) {
     workspace_ = static_cast<std::byte*>(config.workspace);
     workspace_bytes_ = static_cast<std::size_t>(config.workspace_bytes);
     if (workspace_ != nullptr) return;
@@ -30,6 +33,7 @@ class CudaCache final : public GpuCache {
   }
 
   void begin(const detail::PlanData& plan, const GpuStorage& storage, Stream stream) override {
+    fused_.new_step();
     upload_.begin(plan, storage, stream);
   }
 
@@ -51,7 +55,11 @@ class CudaCache final : public GpuCache {
   }
 
   void check_attend(Backend backend, const kernels::AttendParams& params,
-                    const kernels::StepBatch& host) const override {
+                    const kernels::StepBatch& host) override {
+    if (backend == Backend::Fused) {
+      fused_.check(params, host, workspace_bytes_);
+      return;
+    }
     OCTAVO_CHECK(backend == Backend::Unfused);
     std::int32_t longest = 0;
     for (std::int32_t b = 0; b < host.num_seqs; ++b) longest = std::max(longest, host.kv_lens[b]);
@@ -66,7 +74,13 @@ class CudaCache final : public GpuCache {
 
   void attend(Backend backend, const kernels::AttendParams& params, const kernels::StepBatch& host,
               Stream stream) override {
+    if (backend == Backend::Fused) {
+      fused_.attend(params, host, workspace_, workspace_bytes_, stream);
+      device::sync_if_asked(stream, "attend");
+      return;
+    }
     OCTAVO_CHECK(backend == Backend::Unfused);
+    fused_.new_step();  // the workspace is shared
     unfused_.attend(params, host, workspace_, workspace_bytes_, stream.handle);
     device::sync_if_asked(stream, "attend");
   }
@@ -78,6 +92,7 @@ class CudaCache final : public GpuCache {
   std::byte* workspace_ = nullptr;
   std::size_t workspace_bytes_ = 0;
   kernels::cuda::Unfused unfused_;
+  FusedCalls fused_;
 };
 
 }  // namespace

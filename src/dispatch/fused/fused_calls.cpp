@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dispatch/fused_calls.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "device/gpu.h"
+#include "kernels/cudnn/fused.h"
+
+namespace octavo::dispatch {
+namespace {
+
+kernels::fused::Maxima maxima_of(const kernels::StepBatch& host) {
+  kernels::fused::Maxima maxima;
+  maxima.num_seqs = host.num_seqs;
+  maxima.num_tokens = host.num_tokens;
+  maxima.exact = maxima.uniform = true;
+  for (std::int32_t b = 0; b < host.num_seqs; ++b) {
+    const std::int32_t q_len = host.token_offsets[b + 1] - host.token_offsets[b];
+    const std::int32_t kv_len = host.kv_lens[b];
+    maxima.q_len = std::max(maxima.q_len, q_len);
+    maxima.kv_len = std::max(maxima.kv_len, kv_len);
+    if (q_len > kv_len) maxima.exact = false;
+    if (q_len != host.token_offsets[1] - host.token_offsets[0] || kv_len != host.kv_lens[0])
+      maxima.uniform = false;
+  }
+  return maxima;
+}
+
+}  // namespace
+
+FusedCalls::FusedCalls(Device device) : device_(device) {}
+FusedCalls::~FusedCalls() = default;
+
+void FusedCalls::check(const kernels::AttendParams& params, const kernels::StepBatch& host,
+                       std::size_t workspace_bytes) {
+  if (attention_ == nullptr) {
+    const std::int32_t sm = device::require_gpu(device_, "device").sm;
+    attention_ = std::make_unique<kernels::fused::FusedAttention>(sm);
+  }
+  const std::size_t wanted = attention_->workspace_bytes(params, maxima_of(host));
+  if (workspace_bytes < wanted) {
+    base::throw_mismatch("workspace_bytes", fmt::format("at least {} by fused", wanted),
+                         workspace_bytes);
+  }
+}
+
+void FusedCalls::attend(const kernels::AttendParams& params, const kernels::StepBatch& host,
+                        void* workspace, std::size_t workspace_bytes, Stream stream) {
+  // Our append leaves the slots behind each end clear.
+  const kernels::fused::CallOptions options{.new_step = new_step_, .clear_tails = false};
+  kernels::fused::Maxima maxima = maxima_of(host);
+  // A captured graph is replayed with other lengths. Our caches go by a table, so the cuDNN graph
+  // is the one that was checked.
+  if (kernels::fused::is_captured(stream.handle)) maxima.exact = maxima.uniform = false;
+  attention_->attend(params, maxima, options, workspace, workspace_bytes, stream.handle);
+  new_step_ = false;
+}
+
+}  // namespace octavo::dispatch

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The calls of one cache that go to cuDNN: what the graphs are built for, and when the step arrays
+// in the workspace are made anew. In fused/ or, for builds without cuDNN's frontend, in no_fused/.
+#pragma once
+
+#include <octavo/types.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "kernels/params.h"
+
+namespace octavo::kernels::fused {
+class FusedAttention;
+}
+
+namespace octavo::dispatch {
+
+class FusedCalls {
+ public:
+  explicit FusedCalls(Device device);
+  ~FusedCalls();
+  FusedCalls(const FusedCalls&) = delete;
+  FusedCalls& operator=(const FusedCalls&) = delete;
+
+  /// Another step was begun, or something else used the workspace.
+  void new_step() { new_step_ = true; }
+
+  /// Opens cuDNN and builds the graph where that wasn't done yet. Throws InvalidArgument when the
+  /// workspace is too small, Unsupported with cuDNN's words when it has no such graph.
+  void check(const kernels::AttendParams& params, const kernels::StepBatch& host,
+             std::size_t workspace_bytes);
+
+  /// After check, with the same arguments.
+  void attend(const kernels::AttendParams& params, const kernels::StepBatch& host, void* workspace,
+              std::size_t workspace_bytes, Stream stream);
+
+ private:
+  Device device_;
+  bool new_step_ = true;
+  std::unique_ptr<kernels::fused::FusedAttention> attention_;
+};
+
+}  // namespace octavo::dispatch
