@@ -90,6 +90,10 @@ bool has_own_rows(Backend backend, const Request& request) {
   return backend == Backend::Fused && on_gpu(request);
 }
 
+/// Under Auto, `fused` waits until it has run on a GPU through this API and cuDNN's decode gives
+/// the same bits each time (src/kernels/cudnn/README.md); naming it takes it.
+bool taken_unnamed(Backend backend) { return backend != Backend::Fused; }
+
 kernels::fused::SupportQuery fused_query(const Request& request) {
   kernels::fused::SupportQuery query = request.fused;
   query.compiled = request.machine.fused_compiled;
@@ -208,7 +212,7 @@ Backend choose(Backend named, const Request& request) {
     throw Error(ErrorCode::Unsupported, refusal_text(explain(wanted, request)));
   }
   for (const Backend backend : kPreference) {
-    if (can_run(backend, request)) return backend;
+    if (taken_unnamed(backend) && can_run(backend, request)) return backend;
   }
   std::string text = "no backend can run this";
   for (const Backend backend : kPreference) {
@@ -223,7 +227,8 @@ Explanation explain_all(Backend named, const Request& request) {
   for (const Backend backend : kPreference)
     explanation.backends.push_back(explain(backend, request));
   for (const Support& support : explanation.backends) {
-    const bool candidate = wanted == Backend::Auto || support.backend == wanted;
+    const bool candidate =
+        wanted == Backend::Auto ? taken_unnamed(support.backend) : support.backend == wanted;
     if (candidate && support.ok && explanation.chosen == Backend::Auto)
       explanation.chosen = support.backend;
   }

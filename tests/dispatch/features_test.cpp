@@ -67,9 +67,10 @@ Request on_h200(DType dtype) {
   return request;
 }
 
-TEST(FeatureTable, TakesFusedByItselfWhereCudnnCan) {
-  EXPECT_EQ(explain_all(Backend::Auto, on_h200(DType::BF16)).chosen, Backend::Fused);
-  EXPECT_EQ(explain_all(Backend::Auto, on_h200(DType::F32)).chosen, Backend::Unfused);
+TEST(FeatureTable, TakesFusedWhenItIsNamedAndCudnnCan) {
+  EXPECT_EQ(explain_all(Backend::Fused, on_h200(DType::BF16)).chosen, Backend::Fused);
+  EXPECT_EQ(explain_all(Backend::Fused, on_h200(DType::F32)).chosen, Backend::Auto);
+  EXPECT_EQ(explain_all(Backend::Auto, on_h200(DType::BF16)).chosen, Backend::Unfused);
 }
 
 TEST(FeatureTable, SaysWhatCudnnLacks) {
