@@ -165,7 +165,8 @@ class RotatingAppend : public AppendTest {
   // The largest distance of stored K to the float64 definition.
   double worst(const Rope& rope, const std::int32_t* positions) {
     prepare(DType::F32, DType::F32, kDim, kDim, plain);
-    params_.rope = {rope.style, rope.rotary_dim, rope.base, rope.cos, rope.sin, positions};
+    params_.rope = {rope.style, rope.rotary_dim,          rope.base, rope.cos,
+                    rope.sin,   rope.num_table_positions, positions};
     kernels::cpu::append(params_);
     double result = 0.0;
     for (std::int32_t t = 0; t < kTokens; ++t) {

@@ -200,9 +200,13 @@ struct Step {
     if (p.sinks) params.sinks = values.sinks.data();
     if (p.alibi) params.alibi_slopes = values.slopes.data();
     if (p.rope) {
-      params.rope = {p.rope->style, p.rope->rotary_dim == 0 ? p.head_dim : p.rope->rotary_dim,
-                     p.rope->base,  p.rope->cos,
-                     p.rope->sin,   p.rope_positions.empty() ? nullptr : p.rope_positions.data()};
+      params.rope = {p.rope->style,
+                     p.rope->rotary_dim == 0 ? p.head_dim : p.rope->rotary_dim,
+                     p.rope->base,
+                     p.rope->cos,
+                     p.rope->sin,
+                     p.rope->num_table_positions,
+                     p.rope_positions.empty() ? nullptr : p.rope_positions.data()};
     }
     params.num_threads = p.num_threads;
   }
