@@ -18,7 +18,7 @@ namespace octavo::dispatch {
 
 class FusedCalls {
  public:
-  explicit FusedCalls(Device device);
+  FusedCalls(Device device, CacheKind kind);
   ~FusedCalls();
   FusedCalls(const FusedCalls&) = delete;
   FusedCalls& operator=(const FusedCalls&) = delete;
@@ -37,6 +37,7 @@ class FusedCalls {
 
  private:
   Device device_;
+  CacheKind kind_;
   bool new_step_ = true;
   std::unique_ptr<kernels::fused::FusedAttention> attention_;
 };
