@@ -36,8 +36,8 @@ class FusedCalls {
               std::size_t workspace_bytes, Stream stream);
 
  private:
-  Device device_;
-  CacheKind kind_;
+  [[maybe_unused]] Device device_;  // no_fused/ uses neither
+  [[maybe_unused]] CacheKind kind_;
   bool new_step_ = true;
   std::unique_ptr<kernels::fused::FusedAttention> attention_;
 };
