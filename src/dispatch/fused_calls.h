@@ -18,7 +18,7 @@ namespace octavo::dispatch {
 
 class FusedCalls {
  public:
-  FusedCalls(Device device, CacheKind kind);
+  explicit FusedCalls(Device device);
   ~FusedCalls();
   FusedCalls(const FusedCalls&) = delete;
   FusedCalls& operator=(const FusedCalls&) = delete;
@@ -36,8 +36,7 @@ class FusedCalls {
               std::size_t workspace_bytes, Stream stream);
 
  private:
-  [[maybe_unused]] Device device_;  // no_fused/ uses neither
-  [[maybe_unused]] CacheKind kind_;
+  [[maybe_unused]] Device device_;  // no_fused/ does not use it
   bool new_step_ = true;
   std::unique_ptr<kernels::fused::FusedAttention> attention_;
 };

@@ -23,7 +23,7 @@ class CudaCache final : public GpuCache {
   CudaCache(const CacheConfig& config, std::int32_t max_pages_per_seq)
       : upload_(config, max_pages_per_seq),
         max_pages_per_seq_(max_pages_per_seq),
-        fused_(config.device, config.kind) {
+        fused_(config.device) {
     workspace_ = static_cast<std::byte*>(config.workspace);
     workspace_bytes_ = static_cast<std::size_t>(config.workspace_bytes);
     if (workspace_ != nullptr) return;

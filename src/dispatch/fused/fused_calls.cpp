@@ -29,7 +29,7 @@ kernels::fused::Maxima maxima_of(const kernels::StepBatch& host) {
 
 }  // namespace
 
-FusedCalls::FusedCalls(Device device, CacheKind kind) : device_(device), kind_(kind) {}
+FusedCalls::FusedCalls(Device device) : device_(device) {}
 FusedCalls::~FusedCalls() = default;
 
 void FusedCalls::check(const kernels::AttendParams& params, const kernels::StepBatch& host,
@@ -48,10 +48,9 @@ void FusedCalls::check(const kernels::AttendParams& params, const kernels::StepB
 void FusedCalls::attend(const kernels::AttendParams& params, const kernels::StepBatch& host,
                         void* workspace, std::size_t workspace_bytes, Stream stream) {
   // cuDNN multiplies hidden V by 0 up to the end of a part. Our append leaves the slots behind each
-  // end clear, but a caller may write there; a contiguous row is the sequence's own, so it is
-  // cleared again. A page may be another's too.
-  const bool own_rows = kind_ == CacheKind::Contiguous;
-  const kernels::fused::CallOptions options{.new_step = new_step_, .clear_tails = own_rows};
+  // end clear, but callers may write there. The last page of a sequence with new tokens is its own,
+  // so clearing it again harms no sharer.
+  const kernels::fused::CallOptions options{.new_step = new_step_, .clear_tails = true};
   kernels::fused::Maxima maxima = maxima_of(host);
   // A captured graph is replayed with other lengths. Our caches go by a table, so the cuDNN graph
   // is the one that was checked.

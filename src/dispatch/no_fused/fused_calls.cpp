@@ -10,7 +10,7 @@ class FusedAttention {};
 
 namespace octavo::dispatch {
 
-FusedCalls::FusedCalls(Device device, CacheKind kind) : device_(device), kind_(kind) {}
+FusedCalls::FusedCalls(Device device) : device_(device) {}
 FusedCalls::~FusedCalls() = default;
 
 void FusedCalls::check(const kernels::AttendParams& /*params*/, const kernels::StepBatch& /*host*/,

@@ -139,7 +139,8 @@ __global__ void clear_tails_kernel(StepBatch batch, PagedTensor v, std::int32_t 
        b += static_cast<std::int32_t>(gridDim.y)) {
     const std::int32_t kv_len = batch.kv_lens[b];
     const std::int32_t used = kv_len % page_size;
-    if (used == 0) continue;
+    // Without a query nothing is read; and the last page may be shared with a longer sequence.
+    if (used == 0 || batch.token_offsets[b + 1] == batch.token_offsets[b]) continue;
     const std::int32_t end = min((used + tile - 1) / tile * tile, page_size);
     const std::int32_t page = page_of(batch, b, kv_len / page_size);
     for (std::int32_t slot = used + static_cast<std::int32_t>(blockIdx.x); slot < end;
