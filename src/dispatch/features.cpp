@@ -90,8 +90,8 @@ bool has_own_rows(Backend backend, const Request& request) {
   return backend == Backend::Fused && on_gpu(request);
 }
 
-/// Under Auto, `fused` waits until it has run on a GPU through this API and cuDNN's decode gives
-/// the same bits each time (src/kernels/cudnn/README.md); naming it takes it.
+/// Under Auto, `fused` waits until cuDNN's decode gives the same bits each time
+/// (src/kernels/cudnn/README.md); naming it takes it.
 bool taken_unnamed(Backend backend) { return backend != Backend::Fused; }
 
 kernels::fused::SupportQuery fused_query(const Request& request) {
