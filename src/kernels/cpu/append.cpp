@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <array>
+#include <cstddef>
 #include <cstring>
 
 #include "kernels/cpu/elements.h"
@@ -65,7 +66,7 @@ void append_token(const AppendParams& params, const RopeAngles& rope, std::int32
   const std::int64_t k_to = slot.offset(params.kv.k);
   const std::int64_t v_to = slot.offset(params.kv.v);
 
-  std::array<float, 2 * kMaxRotaryPairs> buffer;
+  std::array<float, std::size_t{2} * kMaxRotaryPairs> buffer;
   Angles angles{};
   const bool turns = params.rope.rotary_dim > 0;
   if (turns) angles = rope.at(rope.position(token, position), buffer.data());

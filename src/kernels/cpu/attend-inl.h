@@ -16,12 +16,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/cpu/key_tile.h"
 #include "kernels/cpu/math-inl.h"
 #include "kernels/cpu/output.h"
+#include "kernels/cpu/packed-inl.h"
+#include "kernels/cpu/products-inl.h"
 #include "kernels/cpu/tile-inl.h"
+#include "kernels/cpu/tile_walk.h"
 #include "kernels/cpu/unit.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -61,7 +66,7 @@ HWY_NOINLINE float soften(const Logits& logits, Span span, float* HWY_RESTRICT s
     const FloatVec keys = hn::Iota(d, static_cast<float>(at));
     if (HWY_UNLIKELY(logits.softcap > 0.0F)) {
       const FloatVec cap = hn::Set(d, logits.softcap);
-      s = hn::Mul(cap, Tanh(d, hn::Div(s, cap)));
+      s = hn::Mul(cap, hyperbolic_tangent(d, hn::Div(s, cap)));
     }
     if (HWY_UNLIKELY(logits.slope != 0.0F)) {
       const FloatVec distance = hn::Abs(hn::Sub(hn::Set(d, logits.distance), keys));
@@ -78,11 +83,13 @@ HWY_NOINLINE float soften(const Logits& logits, Span span, float* HWY_RESTRICT s
   const float new_max = std::max(max, hn::GetLane(hn::MaxOfLanes(d, highest)));
   // A row that has seen no key yet keeps max -inf; against 0 its weights are exp(-inf) = 0.
   const float reference = new_max == kNothing ? 0.0F : new_max;
-  const float factor = max == new_max ? 1.0F : hn::GetLane(Exp(d, hn::Set(d, max - reference)));
+  const float factor =
+      max == new_max ? 1.0F : hn::GetLane(exponential(d, hn::Set(d, max - reference)));
   FloatVec total = hn::Zero(d);
   OCTAVO_UNROLL_4
   for (std::int64_t at = 0; at < kKeyTile; at += kLanes) {
-    const FloatVec weight = Exp(d, hn::Sub(hn::Load(d, scores + at), hn::Set(d, reference)));
+    const FloatVec weight =
+        exponential(d, hn::Sub(hn::Load(d, scores + at), hn::Set(d, reference)));
     hn::Store(weight, d, scores + at);
     total = hn::Add(total, weight);
   }
@@ -91,44 +98,9 @@ HWY_NOINLINE float soften(const Logits& logits, Span span, float* HWY_RESTRICT s
   return factor;
 }
 
-// The products with a packed tile's V of kPackedRows rows that see different keys: those that all
-// see together, what a row sees before and behind them by itself. A hidden key's value enters no
-// product, not even with weight 0: it could be NaN.
-inline void weigh_packed_rows(const Span* spans, const float* weights, const DenseRows& v,
-                              std::int64_t dim, const float* factors, float* to,
-                              std::int64_t to_stride, float* part) {
-  constexpr int kVectors = kPackedVectors;
-  Span common = spans[0];
-  for (int r = 1; r < kPackedRows; ++r) {
-    common.begin = std::max(common.begin, spans[r].begin);
-    common.end = std::min(common.end, spans[r].end);
-  }
-  if (common.empty()) common = Span{kKeyTile, kKeyTile};
-  std::fill_n(part, kPackedRows * to_stride, 0.0F);
-  for (int r = 0; r < kPackedRows; ++r) {
-    weigh<F32Elements, Sums::Extend, 1, kVectors>(weights + r * kKeyTile, v, spans[r].begin,
-                                                  std::min(spans[r].end, common.begin), dim,
-                                                  nullptr, part + r * to_stride, to_stride, {});
-  }
-  weigh<F32Elements, Sums::Extend, kPackedRows, kVectors>(weights, v, common.begin, common.end, dim,
-                                                          nullptr, part, to_stride, {});
-  for (int r = 0; r < kPackedRows; ++r) {
-    weigh<F32Elements, Sums::Extend, 1, kVectors>(
-        weights + r * kKeyTile, v, std::max(spans[r].begin, common.end), spans[r].end, dim, nullptr,
-        part + r * to_stride, to_stride, {});
-  }
-  const FloatTag d;
-  for (int r = 0; r < kPackedRows; ++r) {
-    const FloatVec factor = hn::Set(d, factors[r]);
-    for (std::int64_t at = r * to_stride; at < (r + 1) * to_stride; at += kLanes) {
-      hn::Store(hn::MulAdd(hn::Load(d, to + at), factor, hn::Load(d, part + at)), d, to + at);
-    }
-  }
-}
-
-template <class Elements>
+template <class ElementsT>
 class UnitKernel {
-  using T = typename Elements::T;
+  using T = typename ElementsT::T;
 
  public:
   explicit UnitKernel(const Unit& unit)
@@ -138,27 +110,31 @@ class UnitKernel {
         group_(p_.num_q_heads / p_.num_kv_heads),
         rows_(unit.num_tokens * group_),
         q_stride_(padded(p_.head_dim)),
-        v_stride_(padded(p_.head_dim_v)) {}
+        v_stride_(padded(p_.head_dim_v)),
+        products_(std::is_same_v<ElementsT, Bf16Elements> && is_direct(unit) &&
+                  p_.q_dtype == DType::BF16 && unit.angles == nullptr && has_products()),
+        walk_(unit) {}
 
   void run() {
-    const bool direct = rows_ <= kDirectRows;
-    if (direct) {
-      find_first_tile(unit_.first_head);
+    if (is_direct(unit_)) {
+      walk_.start(unit_.first_head, unit_.end_head);
       for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) start_head(h, head_rows(h));
       for (std::int64_t t = unit_.first_key_tile; t < unit_.end_key_tile; ++t) {
-        enter_tile(t);
+        walk_.enter(t);
         if (tile().seen.empty()) continue;
-        for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) direct_tile(h);
+        for (std::int32_t h = unit_.first_head; h < unit_.end_head; h = walk_.run_end(h)) {
+          direct_run(h, walk_.run_end(h));
+        }
       }
       for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) end_head(h, head_rows(h));
       return;
     }
     for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) {
       const HeadRows rows{scratch_.q, scratch_.weighted, scratch_.sum, scratch_.max};
-      find_first_tile(h);
+      walk_.start(h, h + 1);
       start_head(h, rows);
       for (std::int64_t t = unit_.first_key_tile; t < unit_.end_key_tile; ++t) {
-        enter_tile(t);
+        walk_.enter(t);
         if (!tile().seen.empty()) packed_tile(h, rows);
       }
       end_head(h, rows);
@@ -166,47 +142,7 @@ class UnitKernel {
   }
 
  private:
-  [[nodiscard]] const KeyTile& tile() const { return tiles_[current_]; }
-  [[nodiscard]] const KeyTile& next_tile() const { return tiles_[1 - current_]; }
-
-  // Looks up the unit's first tile and fetches its keys, while the queries are made ready.
-  void find_first_tile(std::int32_t h) {
-    if (unit_.first_key_tile >= unit_.end_key_tile) return;
-    locate(unit_, unit_.first_key_tile, tiles_[current_]);
-    const Ahead keys = keys_ahead(tile(), h);
-    for (std::int64_t key = keys.begin; key < keys.end; ++key) keys.fetch(key);
-  }
-
-  // Makes tile `t` the current one and looks up the one behind it, for its rows to be fetched
-  // early.
-  void enter_tile(std::int64_t t) {
-    if (t != unit_.first_key_tile) current_ = 1 - current_;
-    KeyTile& next = tiles_[1 - current_];
-    next.seen = {};
-    if (t + 1 < unit_.end_key_tile) locate(unit_, t + 1, next);
-  }
-
-  [[nodiscard]] Ahead ahead(const PagedTensor& tensor, const std::int64_t* offsets,
-                            std::int64_t dim, Span keys, std::int32_t h) const {
-    constexpr auto kBytes = static_cast<std::int64_t>(sizeof(T));
-    return {static_cast<const char*>(tensor.data) + h * tensor.head_stride * kBytes,
-            offsets,
-            kBytes,
-            dim * kBytes,
-            keys.begin,
-            keys.end};
-  }
-  [[nodiscard]] Ahead values_ahead(const KeyTile& of, std::int32_t h) const {
-    return ahead(p_.kv.v, of.v_offsets, p_.head_dim_v, of.seen, h);
-  }
-  [[nodiscard]] Ahead keys_ahead(const KeyTile& of, std::int32_t h) const {
-    return ahead(p_.kv.k, of.k_offsets, p_.head_dim, of.seen, h);
-  }
-  // The keys that direct_tile wants after those of head `h`.
-  [[nodiscard]] Ahead keys_after(std::int32_t h) const {
-    return h + 1 < unit_.end_head ? keys_ahead(tile(), h + 1)
-                                  : keys_ahead(next_tile(), unit_.first_head);
-  }
+  [[nodiscard]] const KeyTile& tile() const { return walk_.tile(); }
 
   [[nodiscard]] HeadRows head_rows(std::int32_t h) const {
     const std::int64_t at = std::int64_t{h - unit_.first_head} * kDirectRows;
@@ -229,7 +165,7 @@ class UnitKernel {
 
   // Loads and rotates the head's queries, in the layout that its way wants; empties its state.
   void start_head(std::int32_t h, const HeadRows& state) {
-    const bool direct = rows_ <= kDirectRows;
+    const bool direct = is_direct(unit_);
     const std::int64_t rows = direct ? rows_ : padded_rows(rows_);
     std::fill_n(state.q, rows * q_stride_, 0.0F);
     std::fill_n(state.weighted, rows * v_stride_, 0.0F);
@@ -239,6 +175,10 @@ class UnitKernel {
       const std::int32_t i = token_of(r);
       const std::int64_t from = token_offset(p_.q_layout, p_.batch, unit_.b, i) +
                                 q_head_of(h, r) * p_.q_layout.head_stride;
+      if (products_) {
+        copy_query(from, state.q + r * q_stride_);
+        continue;
+      }
       float* row = direct ? state.q + r * q_stride_ : scratch_.row;
       load_row(p_.q, p_.q_dtype, from, p_.q_layout.dim_stride, p_.head_dim, row);
       if (unit_.angles != nullptr) {
@@ -248,6 +188,19 @@ class UnitKernel {
       float* block = state.q + r / kPackedRows * kPackedRows * q_stride_ + r % kPackedRows;
       for (std::int32_t e = 0; e < p_.head_dim; ++e) block[e * kPackedRows] = row[e];
     }
+  }
+
+  // A row of BF16 queries as it is.
+  void copy_query(std::int64_t from, float* to) const {
+    const auto* q = static_cast<const std::uint16_t*>(p_.q) + from;
+    const auto bytes = static_cast<std::size_t>(p_.head_dim) * sizeof(*q);
+    if (p_.q_layout.dim_stride == 1) {
+      std::memcpy(to, q, bytes);
+      return;
+    }
+    std::uint16_t row[kMaxHeadDim];
+    for (std::int32_t e = 0; e < p_.head_dim; ++e) row[e] = q[e * p_.q_layout.dim_stride];
+    std::memcpy(to, row, bytes);
   }
 
   [[nodiscard]] Logits logits_of(std::int32_t h, std::int64_t row) const {
@@ -260,76 +213,131 @@ class UnitKernel {
     return result;
   }
 
-  // Softmax step of `count` rows from `first` on, whose scores are in the scratch. Returns whether
-  // they all see the same keys, `spans` and `factors` say which and how much what came before
-  // shrinks.
-  bool soften_rows(std::int32_t h, std::int64_t first, int count, const HeadRows& state,
-                   Span* spans, float* factors) {
+  // What rows [first, first + count) see. Returns whether it is the same for all.
+  bool find_spans(std::int64_t first, int count, Span* spans) const {
     bool same = true;
-    const bool whole = tile().uniform && tile().seen == Span{0, kKeyTile};
     for (int r = 0; r < count; ++r) {
-      const std::int64_t row = first + r;
-      spans[r] = tile().uniform ? tile().seen : clip(keys_of(unit_, token_of(row)), tile().first);
+      spans[r] =
+          tile().uniform ? tile().seen : clip(keys_of(unit_, token_of(first + r)), tile().first);
       same = same && spans[r] == spans[0];
-      const auto step = whole ? soften<false> : soften<true>;
-      factors[r] = step(logits_of(h, row), spans[r], scratch_.scores + r * kKeyTile, state.max[row],
-                        state.sum + row * kMaxLanes);
     }
     return same;
   }
 
-  // Of a tile's blocks the first one fetches ahead.
+  // Softmax step of `count` rows from `first` on. `factors` say how much what came before shrinks.
+  void soften_rows(std::int32_t h, std::int64_t first, int count, const HeadRows& state,
+                   const Span* spans, float* scores, float* factors) {
+    const bool whole = tile().uniform && tile().seen == Span{0, kKeyTile};
+    const auto step = whole ? soften<false> : soften<true>;
+    for (int r = 0; r < count; ++r) {
+      const std::int64_t row = first + r;
+      factors[r] = step(logits_of(h, row), spans[r], scores + r * kKeyTile, state.max[row],
+                        state.sum + row * kMaxLanes);
+    }
+  }
+
   template <int kRows>
-  void direct_block(std::int32_t h, std::int64_t first, const HeadRows& state) {
-    Span spans[kDirectBlock];
-    float factors[kDirectBlock];
-    score_direct<Elements, kRows>(state.q + first * q_stride_, q_stride_, keys(h),
-                                  tile().seen.begin, tile().seen.end, p_.head_dim, scratch_.scores,
-                                  first == 0 ? values_ahead(tile(), h) : Ahead{});
-    const bool same = soften_rows(h, first, kRows, state, spans, factors);
-    const Ahead next = first == 0 ? keys_after(h) : Ahead{};
-    const PageRows<T> v = values(h);
-    float* to = state.weighted + first * v_stride_;
+  void score_rows(std::int32_t h, const float* q, float* scores, Ahead& ahead) {
+    const Span seen = tile().seen;
+#if OCTAVO_HAS_PRODUCTS
+    if constexpr (std::is_same_v<ElementsT, Bf16Elements>) {
+      if (products_) {
+        return score_products<kRows>(reinterpret_cast<const std::uint16_t*>(q), 2 * q_stride_,
+                                     keys(h), seen.begin, seen.end, p_.head_dim, scores, ahead);
+      }
+    }
+#endif
+    score_direct<ElementsT, kRows>(q, q_stride_, keys(h), seen.begin, seen.end, p_.head_dim, scores,
+                                   ahead);
+  }
+
+  template <int kRows>
+  void weigh_rows(const Span* spans, bool same, const float* scores, const PageRows<T>& v,
+                  const float* factors, float* to, Ahead& ahead) {
     if (same) {
-      weigh<Elements, Sums::Merge, kRows, kDirectVectors>(scratch_.scores, v, spans[0].begin,
-                                                          spans[0].end, p_.head_dim_v, factors, to,
-                                                          v_stride_, next);
+      weigh<ElementsT, Sums::Merge, kRows, kDirectVectors>(
+          scores, v, spans[0].begin, spans[0].end, p_.head_dim_v, factors, to, v_stride_, ahead);
       return;
     }
     for (int r = 0; r < kRows; ++r) {
-      weigh<Elements, Sums::Merge, 1, kDirectVectors>(
-          scratch_.scores + r * kKeyTile, v, spans[r].begin, spans[r].end, p_.head_dim_v,
-          factors + r, to + r * v_stride_, v_stride_, {});
+      weigh<ElementsT, Sums::Merge, 1, kDirectVectors>(scores + r * kKeyTile, v, spans[r].begin,
+                                                       spans[r].end, p_.head_dim_v, factors + r,
+                                                       to + r * v_stride_, v_stride_, ahead);
     }
   }
 
-  void direct_tile(std::int32_t h) {
-    const HeadRows state = head_rows(h);
+  // Calls `block(first row, number of rows)` for the rows in blocks, the number as a constant.
+  template <typename BlockT>
+  void for_blocks(BlockT block) {
     std::int64_t first = 0;
     for (; first + kDirectBlock <= rows_; first += kDirectBlock) {
-      direct_block<kDirectBlock>(h, first, state);
+      block(first, std::integral_constant<int, kDirectBlock>());
     }
     const std::int64_t left = rows_ - first;
     if constexpr (kDirectBlock > 3) {
-      if (left == 3) return direct_block<3>(h, first, state);
+      if (left == 3) block(first, std::integral_constant<int, 3>());
     }
     if constexpr (kDirectBlock > 2) {
-      if (left == 2) return direct_block<2>(h, first, state);
+      if (left == 2) block(first, std::integral_constant<int, 2>());
     }
-    if (left == 1) direct_block<1>(h, first, state);
+    if (left == 1) block(first, std::integral_constant<int, 1>());
+  }
+
+  // Steps that a block of rows takes in its tile; see score_direct and weigh.
+  [[nodiscard]] std::int64_t score_steps() const {
+    const std::int64_t fours = (tile().seen.end + 3) / 4 - tile().seen.begin / 4;
+    return fours * std::max<std::int64_t>(1, p_.head_dim / (products_ ? 2 * kLanes : kLanes));
+  }
+  [[nodiscard]] std::int64_t weigh_steps() const {
+    constexpr std::int64_t kPass = kDirectVectors * kLanes;
+    const std::int64_t passes =
+        p_.head_dim_v / kPass + (p_.head_dim_v % kPass + kLanes - 1) / kLanes;
+    return (tile().seen.end - tile().seen.begin) * passes;
+  }
+
+  // Scores and weights of all rows of a run of heads, then their sums.
+  void direct_run(std::int32_t first_head, std::int32_t end_head) {
+    Span spans[kDirectRows];
+    const bool same = find_spans(0, static_cast<int>(rows_), spans);
+    const std::int64_t heads = end_head - first_head;
+    const std::int64_t blocks = (rows_ + kDirectBlock - 1) / kDirectBlock;
+    Ahead values_ahead = walk_.values(first_head, end_head);
+    values_ahead.pace(heads * blocks * score_steps());
+    for (std::int32_t h = first_head; h < end_head; ++h) {
+      const HeadRows state = head_rows(h);
+      const std::int64_t at = (h - first_head) * rows_;
+      for_blocks([&](std::int64_t first, auto count) {
+        float* scores = scratch_.scores + (at + first) * kKeyTile;
+        score_rows<count()>(h, state.q + first * q_stride_, scores, values_ahead);
+        soften_rows(h, first, count(), state, spans + first, scores, scratch_.factors + at + first);
+      });
+    }
+    values_ahead.finish();
+    Ahead keys_ahead = walk_.keys_after(end_head);
+    keys_ahead.pace(heads * blocks * weigh_steps());
+    for (std::int32_t h = first_head; h < end_head; ++h) {
+      const HeadRows state = head_rows(h);
+      const std::int64_t at = (h - first_head) * rows_;
+      for_blocks([&](std::int64_t first, auto count) {
+        weigh_rows<count()>(spans + first, same, scratch_.scores + (at + first) * kKeyTile,
+                            values(h), scratch_.factors + at + first,
+                            state.weighted + first * v_stride_, keys_ahead);
+      });
+    }
+    keys_ahead.finish();
   }
 
   void packed_tile(std::int32_t h, const HeadRows& state) {
-    pack_keys<Elements>(keys(h), p_.head_dim, scratch_.k_packed);
-    pack_values<Elements>(values(h), tile().seen.begin, tile().seen.end, p_.head_dim_v,
-                          scratch_.v_packed, v_stride_);
-    const Ahead next_keys = keys_ahead(next_tile(), h), next_values = values_ahead(next_tile(), h);
-    const std::int64_t step = kKeyTile * kPackedRows / padded_rows(rows_) + 1;
-    std::int64_t fetched = 0;
+    pack_keys<ElementsT>(keys(h), p_.head_dim, scratch_.k_packed);
+    pack_values<ElementsT>(values(h), tile().seen.begin, tile().seen.end, p_.head_dim_v,
+                           scratch_.v_packed, v_stride_);
+    Ahead keys_ahead = walk_.next_keys(), values_ahead = walk_.next_values();
+    keys_ahead.pace(padded_rows(rows_));
+    values_ahead.pace(padded_rows(rows_));
     for (std::int64_t first = 0; first < rows_; first += kPackedRows) {
-      for (const std::int64_t stop = fetched + step; fetched < stop; ++fetched) {
-        next_keys.fetch(fetched);
-        next_values.fetch(fetched);
+      for (int r = 0; r < kPackedRows; ++r) {
+        keys_ahead.step();
+        values_ahead.step();
       }
       if (!tile().uniform && block_sees_nothing(first)) continue;
       score_packed(state.q + first * q_stride_, scratch_.k_packed, p_.head_dim, scratch_.scores);
@@ -340,13 +348,15 @@ class UnitKernel {
   void finish_packed(std::int32_t h, std::int64_t first, const HeadRows& state) {
     Span spans[kPackedRows];
     float factors[kPackedRows];
-    const bool same = soften_rows(h, first, kPackedRows, state, spans, factors);
+    const bool same = find_spans(first, kPackedRows, spans);
+    soften_rows(h, first, kPackedRows, state, spans, scratch_.scores, factors);
     const DenseRows v{scratch_.v_packed, v_stride_};
     float* to = state.weighted + first * v_stride_;
     if (same) {
+      Ahead none;
       weigh<F32Elements, Sums::Merge, kPackedRows, kPackedVectors>(
           scratch_.scores, v, spans[0].begin, spans[0].end, p_.head_dim_v, factors, to, v_stride_,
-          {});
+          none);
     } else {
       weigh_packed_rows(spans, scratch_.scores, v, p_.head_dim_v, factors, to, v_stride_,
                         scratch_.part);
@@ -384,8 +394,8 @@ class UnitKernel {
   std::int64_t rows_;
   std::int64_t q_stride_;
   std::int64_t v_stride_;
-  int current_ = 0;
-  KeyTile tiles_[2];  // the one worked on and the next
+  bool products_;  // queries stay BF16
+  TileWalk walk_;
 };
 
 }  // namespace HWY_NAMESPACE

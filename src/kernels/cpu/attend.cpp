@@ -6,10 +6,12 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
+#include "base/math.h"
 #include "kernels/cpu/elements.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/output.h"
@@ -23,7 +25,7 @@ namespace {
 // State (queries and weighted sums) of the heads that a unit of few rows walks together.
 constexpr std::int64_t kDirectStateFloats = std::int64_t{1} << 15;
 // Units for each thread, below which items are cut by heads.
-constexpr std::int64_t kUnitsPerThread = 8;
+constexpr std::int64_t kUnitsPerThread = 4;
 
 std::int64_t longest_step(const StepBatch& batch) {
   std::int64_t result = 0;
@@ -83,8 +85,7 @@ class Attend {
     char* thread_memory = static_cast<char*>(memory) + shared_bytes();
     const RopeAngles rope(params_.rope);
     const std::int64_t heads = heads_per_unit(threads);
-    const std::int64_t chunks = (params_.num_kv_heads + heads - 1) / heads;
-    const std::int64_t num_units = schedule_.num_items * chunks;
+    std::atomic<std::int64_t> taken{0};
 
     pad_output(params_);
 #pragma omp parallel num_threads(threads)
@@ -100,15 +101,16 @@ class Attend {
       }
       // A causal sequence's last query tiles are its heaviest: taken first, they can't be the ones
       // that all wait for.
-#pragma omp for schedule(dynamic, 1)
-      for (std::int64_t u = 0; u < num_units; ++u) {
-        const std::int64_t at = num_units - 1 - u;
-        work_off(at / chunks, at % chunks * heads, heads, workspace, unit_scratch);
-      }
+      DealtUnits units(*this, workspace, unit_scratch, taken, heads);
+      while (Unit* unit = units.take()) work_off(*unit);
+#pragma omp barrier
       if (schedule_.num_partial_rows > 0) {
-#pragma omp for schedule(dynamic, 1)
-        for (std::int32_t token = 0; token < params_.batch.num_tokens; ++token) {
-          combine(token, workspace.partials, unit_scratch.row);
+        const std::int64_t rows = std::int64_t{params_.batch.num_tokens} * params_.num_kv_heads;
+#pragma omp for schedule(static)
+        for (std::int64_t row = 0; row < rows; ++row) {
+          combine(static_cast<std::int32_t>(row / params_.num_kv_heads),
+                  static_cast<std::int32_t>(row % params_.num_kv_heads), workspace.partials,
+                  unit_scratch.row);
         }
       }
     }
@@ -132,8 +134,48 @@ class Attend {
     workspace.angles[token] = rope.at(rope.position(token, planned), buffer);
   }
 
-  void work_off(std::int64_t item, std::int64_t first_head, std::int64_t heads,
-                const Workspace& workspace, UnitScratch& scratch) const {
+  // Units by number. Each thread takes the next one that nobody has.
+  class DealtUnits final : public UnitSource {
+   public:
+    DealtUnits(const Attend& attend, const Workspace& workspace, UnitScratch& scratch,
+               std::atomic<std::int64_t>& taken, std::int64_t heads)
+        : attend_(attend), workspace_(workspace), scratch_(scratch), taken_(taken), heads_(heads) {}
+
+    Unit* claim() override {
+      if (!claimed_) {
+        claimed_ = true;
+        const std::int64_t chunks =
+            base::ceil_div<std::int64_t>(attend_.params_.num_kv_heads, heads_);
+        const std::int64_t left = attend_.schedule_.num_items * chunks - 1 - taken_++;
+        next_ = left < 0 ? nullptr : &units_[next_ == &units_[0] ? 1 : 0];
+        if (next_ != nullptr) {
+          *next_ =
+              attend_.unit(left / chunks, left % chunks * heads_, heads_, workspace_, scratch_);
+          next_->source = this;
+        }
+      }
+      return next_;
+    }
+
+    Unit* take() {
+      Unit* unit = claim();
+      claimed_ = false;
+      return unit;
+    }
+
+   private:
+    const Attend& attend_;
+    const Workspace& workspace_;
+    UnitScratch& scratch_;
+    std::atomic<std::int64_t>& taken_;
+    std::int64_t heads_;
+    Unit units_[2];  // the one worked on and the next
+    Unit* next_ = nullptr;
+    bool claimed_ = false;
+  };
+
+  [[nodiscard]] Unit unit(std::int64_t item, std::int64_t first_head, std::int64_t heads,
+                          const Workspace& workspace, UnitScratch& scratch) const {
     const std::int64_t* offsets = schedule_.item_offsets;
     const std::int64_t* end = offsets + params_.batch.num_seqs + 1;
     const auto b = static_cast<std::int32_t>(std::upper_bound(offsets, end, item) - offsets - 1);
@@ -163,6 +205,10 @@ class Attend {
       unit.first_partial_row =
           schedule_.partial_offsets[b] + std::int64_t{unit.first_token} * num_splits + split;
     }
+    return unit;
+  }
+
+  void work_off(const Unit& unit) const {
     switch (params_.kv.dtype) {
       case DType::F16:
         return attend_unit_f16(unit);
@@ -173,14 +219,15 @@ class Attend {
     }
   }
 
-  // Puts the splits of a token together, in their order.
-  void combine(std::int32_t token, const Partials& partials, float* weighted) const {
+  // Puts the splits of a token's group of heads together, in their order.
+  void combine(std::int32_t token, std::int32_t kv_head, const Partials& partials,
+               float* weighted) const {
     const std::int32_t b = row_of_token(params_.batch, token);
     const std::int32_t num_splits = schedule_.num_splits[b];
     if (num_splits <= 1) return;
     const std::int32_t i = token - params_.batch.token_offsets[b];
     const std::int64_t first_row = schedule_.partial_offsets[b] + std::int64_t{i} * num_splits;
-    for (std::int32_t head = 0; head < params_.num_q_heads; ++head) {
+    for (std::int32_t head = kv_head * group_; head < (kv_head + 1) * group_; ++head) {
       float max = -std::numeric_limits<float>::infinity();
       for (std::int32_t j = 0; j < num_splits; ++j) {
         max = std::max(max, partials.max[(first_row + j) * params_.num_q_heads + head]);
@@ -193,6 +240,7 @@ class Attend {
         const float weight = std::exp(partials.max[at] - max);
         sum += weight * partials.sum[at];
         const float* part = partials.weighted + at * params_.head_dim_v;
+#pragma omp simd
         for (std::int32_t d = 0; d < params_.head_dim_v; ++d) weighted[d] += weight * part[d];
       }
       finish_row(params_, b, i, head, RowState<float>{weighted, max, sum});

@@ -26,29 +26,44 @@ inline void store_element(void* data, DType dtype, std::int64_t offset, float va
   }
 }
 
+/// to[d] = value(d), d in [0, dim), elements `stride` apart.
+template <typename T, typename ValueT>
+void fill_row(T* to, std::int64_t stride, std::int32_t dim, ValueT value) {
+  if (stride == 1) {
+#pragma omp simd
+    for (std::int32_t d = 0; d < dim; ++d) to[d] = value(d);
+  } else {
+    for (std::int32_t d = 0; d < dim; ++d) to[d * stride] = value(d);
+  }
+}
+
 /// Reads a row of `dim` elements, `stride` apart, to float.
 inline void load_row(const void* data, DType dtype, std::int64_t offset, std::int64_t stride,
                      std::int32_t dim, float* to) {
   if (dtype == DType::F32) {
     const float* from = static_cast<const float*>(data) + offset;
-    for (std::int32_t d = 0; d < dim; ++d) to[d] = from[d * stride];
-  } else {
-    for (std::int32_t d = 0; d < dim; ++d) to[d] = load_element(data, dtype, offset + d * stride);
+    return fill_row(to, 1, dim, [&](std::int32_t d) { return from[d * stride]; });
   }
+  const std::uint16_t* from = static_cast<const std::uint16_t*>(data) + offset;
+  if (dtype == DType::F16) {
+    return fill_row(to, 1, dim,
+                    [&](std::int32_t d) { return base::f16_to_float(from[d * stride]); });
+  }
+  fill_row(to, 1, dim, [&](std::int32_t d) { return base::bf16_to_float(from[d * stride]); });
 }
 
 /// Writes value(d) for d in [0, dim) to elements `stride` apart.
-template <typename Value>
+template <typename ValueT>
 void store_row(void* data, DType dtype, std::int64_t offset, std::int64_t stride, std::int32_t dim,
-               Value value) {
+               ValueT value) {
   if (dtype == DType::F32) {
-    float* to = static_cast<float*>(data) + offset;
-    for (std::int32_t d = 0; d < dim; ++d) to[d * stride] = value(d);
-  } else {
-    for (std::int32_t d = 0; d < dim; ++d) {
-      store_element(data, dtype, offset + d * stride, value(d));
-    }
+    return fill_row(static_cast<float*>(data) + offset, stride, dim, value);
   }
+  std::uint16_t* to = static_cast<std::uint16_t*>(data) + offset;
+  if (dtype == DType::F16) {
+    return fill_row(to, stride, dim, [&](std::int32_t d) { return base::float_to_f16(value(d)); });
+  }
+  fill_row(to, stride, dim, [&](std::int32_t d) { return base::float_to_bf16(value(d)); });
 }
 
 /// Element offset of token `i` of batch row `b`, head 0.

@@ -19,7 +19,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // e^x for x <= 88: e^x = 2^n e^r with |r| <= ln(2) / 2, about 1 ulp. Below -87 the result is 0
 // instead of a subnormal; -inf gives 0, NaN stays NaN.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V Exp(D d, V x) {
+HWY_INLINE V exponential(D d, V x) {
   const hn::RebindToSigned<D> di;
   const V n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504F)));
   // ln(2) in two parts, the first with enough trailing zeros for n times it to be exact.
@@ -38,7 +38,7 @@ HWY_INLINE V Exp(D d, V x) {
 
 // tanh: near 0 by an odd polynomial, since 1 - 2 / (e^2x + 1) would cancel there.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V Tanh(D d, V x) {
+HWY_INLINE V hyperbolic_tangent(D d, V x) {
   const V one = hn::Set(d, 1.0F);
   const V magnitude = hn::Abs(x);
   const V square = hn::Mul(x, x);
@@ -51,7 +51,7 @@ HWY_INLINE V Tanh(D d, V x) {
   // From 10 on tanh is 1 in float32.
   const V bounded =
       hn::IfThenElse(hn::Gt(magnitude, hn::Set(d, 10.0F)), hn::Set(d, 10.0F), magnitude);
-  const V e = Exp(d, hn::Add(bounded, bounded));
+  const V e = exponential(d, hn::Add(bounded, bounded));
   const V far = hn::Sub(one, hn::Div(hn::Set(d, 2.0F), hn::Add(e, one)));
   return hn::CopySign(hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.625F)), near_zero, far), x);
 }

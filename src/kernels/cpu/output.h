@@ -13,35 +13,35 @@
 namespace octavo::kernels::cpu {
 
 /// Softmax state of one row: sum of exp(logit - max) and sum of exp(logit - max) * v.
-template <typename Real>
+template <typename RealT>
 struct RowState {
-  const Real* weighted;  ///< [head_dim_v]
-  Real max;
-  Real sum;  ///< 0: the row saw no key.
+  const RealT* weighted;  ///< [head_dim_v]
+  RealT max;
+  RealT sum;  ///< 0: the row saw no key.
 };
 
 /// What one over the denominator is. The sink joins it here and nowhere else.
-template <typename Real>
-Real output_factor(const RowState<Real>& row, const float* sinks, std::int32_t head) {
-  if (row.sum == Real{0}) return Real{0};
-  if (sinks == nullptr) return Real{1} / row.sum;
-  const Real sink = static_cast<Real>(sinks[head]);
+template <typename RealT>
+RealT output_factor(const RowState<RealT>& row, const float* sinks, std::int32_t head) {
+  if (row.sum == RealT{0}) return RealT{0};
+  if (sinks == nullptr) return RealT{1} / row.sum;
+  const RealT sink = static_cast<RealT>(sinks[head]);
   // Relative to the larger of the two, so that neither exponential overflows.
   if (sink > row.max) {
-    const Real shrink = std::exp(row.max - sink);
-    return shrink / (row.sum * shrink + Real{1});
+    const RealT shrink = std::exp(row.max - sink);
+    return shrink / (row.sum * shrink + RealT{1});
   }
-  return Real{1} / (row.sum + std::exp(sink - row.max));
+  return RealT{1} / (row.sum + std::exp(sink - row.max));
 }
 
 /// Writes output and LSE of query head `head` of token `i` of batch row `b`.
-template <typename Real>
+template <typename RealT>
 void finish_row(const AttendParams& params, std::int32_t b, std::int32_t i, std::int32_t head,
-                const RowState<Real>& row) {
+                const RowState<RealT>& row) {
   const TokenLayout& layout = params.out_layout;
   const std::int64_t to = token_offset(layout, params.batch, b, i) + head * layout.head_stride;
-  const bool empty = row.sum == Real{0};
-  const Real factor = output_factor(row, params.sinks, head);
+  const bool empty = row.sum == RealT{0};
+  const RealT factor = output_factor(row, params.sinks, head);
   store_row(
       params.out, params.out_dtype, to, layout.dim_stride, params.head_dim_v,
       [&](std::int32_t d) { return empty ? 0.0F : static_cast<float>(row.weighted[d] * factor); });

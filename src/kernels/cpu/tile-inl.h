@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of one key tile, for each of Highway's targets: scores = Q K^T and weighted sums of
-// V. Two ways, both with sums whose order depends on nothing but the row:
-//   direct  K rows in place, a few query rows: lanes are dims, four keys reduced together.
-//   packed  K transposed to [dim, key], kPackedRows query rows: lanes are keys, no reduction.
-// The products with V have lanes of dims in both.
+// The products of one key tile, for each of Highway's targets: scores = Q K^T of the direct way (K
+// rows in place, a few query rows; lanes are dims, four keys reduced together) and weighted sums of
+// V, whose lanes are dims in both ways. The order of sums depends on nothing but the row.
 
 #if defined(OCTAVO_KERNELS_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OCTAVO_KERNELS_CPU_TILE_INL_H_
@@ -19,6 +17,7 @@
 #include <cstring>
 
 #include "base/convert.h"
+#include "kernels/cpu/tile_walk.h"
 #include "kernels/cpu/unit.h"
 
 // Accumulators are arrays of vectors: without full unrolling they would live in memory.
@@ -86,11 +85,11 @@ struct Bf16Elements {
 };
 
 // The last `count` < kLanes elements of a row, zeros behind them. Nothing behind the row is read.
-template <class Elements>
-HWY_INLINE FloatVec load_tail(FloatTag d, const typename Elements::T* from, std::int64_t count) {
-  typename Elements::T buffer[kMaxLanes] = {};
+template <class ElementsT>
+HWY_INLINE FloatVec load_tail(FloatTag d, const typename ElementsT::T* from, std::int64_t count) {
+  typename ElementsT::T buffer[kMaxLanes] = {};
   std::memcpy(buffer, from, static_cast<std::size_t>(count) * sizeof(buffer[0]));
-  return Elements::load(d, buffer);
+  return ElementsT::load(d, buffer);
 }
 
 // Writes the sums of the lanes of four vectors to to[0..3].
@@ -120,45 +119,21 @@ HWY_INLINE void store_sums(FloatTag d, FloatVec a, FloatVec b, FloatVec c, Float
 }
 #endif
 
-// A tile's rows of K or V of one head: element rows by offsets (in place) or dense (packed).
+// A tile's rows of K or V of one head, in place.
 template <typename ElementT>
 struct PageRows {
   const ElementT* base;
   const std::int64_t* offsets;  // [kKeyTile]
   HWY_INLINE const ElementT* operator()(std::int64_t key) const { return base + offsets[key]; }
 };
-struct DenseRows {
-  const float* base;
-  std::int64_t stride;
-  HWY_INLINE const float* operator()(std::int64_t key) const { return base + key * stride; }
-};
-
-// Rows that are wanted next, by key like the rows worked on: fetched into the L2 cache a phase
-// early, a few at a time. K and V of a tile don't fit L1 together, and the hardware doesn't foresee
-// steps from page to page.
-struct Ahead {
-  const char* base = nullptr;
-  const std::int64_t* offsets = nullptr;  // elements
-  std::int64_t element_bytes = 0;
-  std::int64_t row_bytes = 0;
-  std::int64_t begin = 0;  // keys; none where begin >= end
-  std::int64_t end = 0;
-
-  HWY_INLINE void fetch(std::int64_t key) const {
-    constexpr std::int64_t kLine = 64;
-    if (key < begin || key >= end) return;
-    const char* row = base + offsets[key] * element_bytes;
-    for (std::int64_t at = 0; at < row_bytes; at += kLine) __builtin_prefetch(row + at, 0, 2);
-  }
-};
 
 // scores[r, key..key+3] = q[r] . k for kRows rows of q [.., q_stride], zero-padded to whole
 // vectors.
-template <class Elements, int kRows, class Rows>
+template <class ElementsT, int kRows, class RowsT>
 HWY_INLINE void dot_four_keys(FloatTag d, const float* HWY_RESTRICT q, std::int64_t q_stride,
-                              const Rows& k, std::int64_t key, std::int64_t dim,
-                              float* HWY_RESTRICT scores) {
-  const typename Elements::T* rows[4] = {k(key), k(key + 1), k(key + 2), k(key + 3)};
+                              const RowsT& k, std::int64_t key, std::int64_t dim,
+                              float* HWY_RESTRICT scores, Ahead& ahead) {
+  const typename ElementsT::T* rows[4] = {k(key), k(key + 1), k(key + 2), k(key + 3)};
   VecGrid<kRows, 4> sums;
   OCTAVO_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -167,12 +142,13 @@ HWY_INLINE void dot_four_keys(FloatTag d, const float* HWY_RESTRICT q, std::int6
   }
   std::int64_t at = 0;
   for (; at + kLanes <= dim; at += kLanes) {
+    ahead.step();
     VecRow<kRows> queries;
     OCTAVO_UNROLL
     for (int r = 0; r < kRows; ++r) queries[r] = hn::Load(d, q + r * q_stride + at);
     OCTAVO_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const FloatVec keys = Elements::load(d, rows[j] + at);
+      const FloatVec keys = ElementsT::load(d, rows[j] + at);
       OCTAVO_UNROLL
       for (int r = 0; r < kRows; ++r) sums[r][j] = hn::MulAdd(queries[r], keys, sums[r][j]);
     }
@@ -180,7 +156,7 @@ HWY_INLINE void dot_four_keys(FloatTag d, const float* HWY_RESTRICT q, std::int6
   if (at < dim) {
     OCTAVO_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const FloatVec keys = load_tail<Elements>(d, rows[j] + at, dim - at);
+      const FloatVec keys = load_tail<ElementsT>(d, rows[j] + at, dim - at);
       OCTAVO_UNROLL
       for (int r = 0; r < kRows; ++r) {
         sums[r][j] = hn::MulAdd(hn::Load(d, q + r * q_stride + at), keys, sums[r][j]);
@@ -193,52 +169,15 @@ HWY_INLINE void dot_four_keys(FloatTag d, const float* HWY_RESTRICT q, std::int6
   }
 }
 
-// Scores of kRows rows against keys [begin, end) of the tile, rounded outwards to fours.
-template <class Elements, int kRows, class Rows>
-HWY_NOINLINE void score_direct(const float* q, std::int64_t q_stride, const Rows& k,
+// Scores of kRows rows against keys [begin, end) of the tile, rounded outwards to fours. Takes
+// a step of `ahead` for each vector of four keys.
+template <class ElementsT, int kRows, class RowsT>
+HWY_NOINLINE void score_direct(const float* q, std::int64_t q_stride, const RowsT& k,
                                std::int64_t begin, std::int64_t end, std::int64_t dim,
-                               float* scores, const Ahead& ahead) {
+                               float* scores, Ahead& ahead) {
   const FloatTag d;
   for (std::int64_t key = begin & ~std::int64_t{3}; key < end; key += 4) {
-    for (std::int64_t j = key; j < key + 4; ++j) ahead.fetch(j);
-    dot_four_keys<Elements, kRows>(d, q, q_stride, k, key, dim, scores);
-  }
-}
-
-// Scores of kPackedRows interleaved rows of q against a whole packed tile.
-HWY_NOINLINE inline void score_packed(const float* HWY_RESTRICT q, const float* HWY_RESTRICT k,
-                                      std::int64_t dim, float* HWY_RESTRICT scores) {
-  const FloatTag d;
-  constexpr std::int64_t kStep = kPackedVectors * kLanes;
-  for (std::int64_t key = 0; key < kKeyTile; key += kStep) {
-    FloatVec sums[kPackedRows][kPackedVectors];
-    OCTAVO_UNROLL
-    for (int r = 0; r < kPackedRows; ++r) {
-      OCTAVO_UNROLL
-      for (int c = 0; c < kPackedVectors; ++c) sums[r][c] = hn::Zero(d);
-    }
-    for (std::int64_t i = 0; i < dim; ++i) {
-      FloatVec keys[kPackedVectors];
-      OCTAVO_UNROLL
-      for (int c = 0; c < kPackedVectors; ++c) {
-        keys[c] = hn::Load(d, k + i * kKeyTile + key + c * kLanes);
-      }
-      OCTAVO_UNROLL
-      for (int r = 0; r < kPackedRows; ++r) {
-        const FloatVec query = hn::Set(d, q[i * kPackedRows + r]);
-        OCTAVO_UNROLL
-        for (int c = 0; c < kPackedVectors; ++c) {
-          sums[r][c] = hn::MulAdd(query, keys[c], sums[r][c]);
-        }
-      }
-    }
-    OCTAVO_UNROLL
-    for (int r = 0; r < kPackedRows; ++r) {
-      OCTAVO_UNROLL
-      for (int c = 0; c < kPackedVectors; ++c) {
-        hn::Store(sums[r][c], d, scores + r * kKeyTile + key + c * kLanes);
-      }
-    }
+    dot_four_keys<ElementsT, kRows>(d, q, q_stride, k, key, dim, scores, ahead);
   }
 }
 
@@ -250,11 +189,11 @@ enum class Sums {
 
 // kRows rows of weights times keys [begin, end), kVectors vectors of dims from `at` on; `tail` > 0:
 // one vector of so few dims.
-template <class Elements, Sums kSums, int kRows, int kVectors, class Rows>
-HWY_INLINE void weigh_dims(FloatTag d, const float* HWY_RESTRICT weights, const Rows& v,
+template <class ElementsT, Sums kSums, int kRows, int kVectors, class RowsT>
+HWY_INLINE void weigh_dims(FloatTag d, const float* HWY_RESTRICT weights, const RowsT& v,
                            std::int64_t begin, std::int64_t end, std::int64_t at, std::int64_t tail,
                            const float* factors, float* HWY_RESTRICT to, std::int64_t to_stride,
-                           const Ahead& ahead) {
+                           Ahead& ahead) {
   VecGrid<kRows, kVectors> sums;
   OCTAVO_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -265,13 +204,13 @@ HWY_INLINE void weigh_dims(FloatTag d, const float* HWY_RESTRICT weights, const 
     }
   }
   for (std::int64_t key = begin; key < end; ++key) {
-    ahead.fetch(key);
-    const typename Elements::T* row = v(key) + at;
+    ahead.step();
+    const typename ElementsT::T* row = v(key) + at;
     VecRow<kVectors> values;
     OCTAVO_UNROLL
     for (int c = 0; c < kVectors; ++c) {
-      values[c] = kVectors == 1 && tail > 0 ? load_tail<Elements>(d, row, tail)
-                                            : Elements::load(d, row + c * kLanes);
+      values[c] = kVectors == 1 && tail > 0 ? load_tail<ElementsT>(d, row, tail)
+                                            : ElementsT::load(d, row + c * kLanes);
     }
     OCTAVO_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -293,81 +232,21 @@ HWY_INLINE void weigh_dims(FloatTag d, const float* HWY_RESTRICT weights, const 
   }
 }
 
-template <class Elements, Sums kSums, int kRows, int kVectors, class Rows>
-HWY_NOINLINE void weigh(const float* weights, const Rows& v, std::int64_t begin, std::int64_t end,
+// All dims. Takes a step of `ahead` for each key and pass over the keys.
+template <class ElementsT, Sums kSums, int kRows, int kVectors, class RowsT>
+HWY_NOINLINE void weigh(const float* weights, const RowsT& v, std::int64_t begin, std::int64_t end,
                         std::int64_t dim, const float* factors, float* to, std::int64_t to_stride,
-                        const Ahead& ahead) {
+                        Ahead& ahead) {
   const FloatTag d;
-  Ahead once = ahead;  // by the first pass over the keys
   std::int64_t at = 0;
   for (; at + kVectors * kLanes <= dim; at += kVectors * kLanes) {
-    weigh_dims<Elements, kSums, kRows, kVectors>(d, weights, v, begin, end, at, 0, factors, to,
-                                                 to_stride, once);
-    once = {};
+    weigh_dims<ElementsT, kSums, kRows, kVectors>(d, weights, v, begin, end, at, 0, factors, to,
+                                                  to_stride, ahead);
   }
   for (; at < dim; at += kLanes) {
     const std::int64_t tail = dim - at < kLanes ? dim - at : 0;
-    weigh_dims<Elements, kSums, kRows, 1>(d, weights, v, begin, end, at, tail, factors, to,
-                                          to_stride, once);
-    once = {};
-  }
-}
-
-#if HWY_TARGET != HWY_SCALAR
-// Writes the 128-bit blocks of a vector to `to`, four rows of the packed tile apart.
-template <class D, class V>
-HWY_INLINE void store_blocks(D d, V v, float* to) {
-  if constexpr (hn::MaxLanes(D()) <= 4) {
-    hn::StoreU(v, d, to);
-  } else {
-    const hn::Half<D> half;
-    store_blocks(half, hn::LowerHalf(half, v), to);
-    store_blocks(half, hn::UpperHalf(half, v),
-                 to + static_cast<std::int64_t>(hn::MaxLanes(half)) * kKeyTile);
-  }
-}
-#endif
-
-// Packs K to [dim, kKeyTile]: 4 x 4 transposes inside the 128-bit blocks.
-template <class Elements, class Rows>
-HWY_NOINLINE void pack_keys(const Rows& k, std::int64_t dim, float* to) {
-  const FloatTag d;
-  for (std::int64_t key = 0; key < kKeyTile; key += 4) {
-    for (std::int64_t at = 0; at < dim; at += kLanes) {
-      FloatVec in[4];
-      OCTAVO_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const typename Elements::T* row = k(key + j) + at;
-        in[j] = dim - at >= kLanes ? Elements::load(d, row) : load_tail<Elements>(d, row, dim - at);
-      }
-      float* place = to + at * kKeyTile + key;
-#if HWY_TARGET == HWY_SCALAR
-      for (int j = 0; j < 4; ++j) hn::Store(in[j], d, place + j);
-#else
-      const FloatVec low02 = hn::InterleaveLower(d, in[0], in[2]);
-      const FloatVec high02 = hn::InterleaveUpper(d, in[0], in[2]);
-      const FloatVec low13 = hn::InterleaveLower(d, in[1], in[3]);
-      const FloatVec high13 = hn::InterleaveUpper(d, in[1], in[3]);
-      store_blocks(d, hn::InterleaveLower(d, low02, low13), place);
-      store_blocks(d, hn::InterleaveUpper(d, low02, low13), place + kKeyTile);
-      store_blocks(d, hn::InterleaveLower(d, high02, high13), place + 2 * kKeyTile);
-      store_blocks(d, hn::InterleaveUpper(d, high02, high13), place + 3 * kKeyTile);
-#endif
-    }
-  }
-}
-
-// Packs rows [begin, end) of V densely, zero-padded to whole vectors.
-template <class Elements, class Rows>
-HWY_NOINLINE void pack_values(const Rows& v, std::int64_t begin, std::int64_t end, std::int64_t dim,
-                              float* to, std::int64_t to_stride) {
-  const FloatTag d;
-  for (std::int64_t key = begin; key < end; ++key) {
-    const typename Elements::T* row = v(key);
-    float* place = to + key * to_stride;
-    std::int64_t at = 0;
-    for (; at + kLanes <= dim; at += kLanes) hn::Store(Elements::load(d, row + at), d, place + at);
-    if (at < dim) hn::Store(load_tail<Elements>(d, row + at, dim - at), d, place + at);
+    weigh_dims<ElementsT, kSums, kRows, 1>(d, weights, v, begin, end, at, tail, factors, to,
+                                           to_stride, ahead);
   }
 }
 

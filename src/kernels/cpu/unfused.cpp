@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -87,7 +88,7 @@ class Definition {
 
   void gather_queries(Chunk& chunk) const {
     const TokenLayout& layout = params_.q_layout;
-    std::array<float, 2 * kMaxRotaryPairs> buffer;
+    std::array<float, std::size_t{2} * kMaxRotaryPairs> buffer;
     for (std::int64_t r = 0; r < chunk.num_rows; ++r) {
       const std::int32_t i = token(chunk, r);
       const std::int64_t from =
@@ -114,8 +115,8 @@ class Definition {
   }
 
   // Calls use(key, row) with each key's row of `tensor`, gathered to float32.
-  template <typename Use>
-  void gather(const Chunk& chunk, const PagedTensor& tensor, std::int32_t dim, Use use) const {
+  template <typename UseT>
+  void gather(const Chunk& chunk, const PagedTensor& tensor, std::int32_t dim, UseT use) const {
     const KeyRange keys = seen(chunk);
     if (keys.begin >= keys.end) return;
     SlotWalk slot(params_.batch, params_.kv, chunk.b, keys.begin);

@@ -50,7 +50,9 @@ struct UnitScratch {
     weighted = scratch.take<float>(rows * padded(params.head_dim_v));
     sum = scratch.take<float>(rows * kMaxLanes);
     max = scratch.take<float>(rows);
-    scores = scratch.take<float>(kDirectRows * kKeyTile);
+    scores = scratch.take<float>(std::max<std::int64_t>(direct_heads * kDirectRows, kPackedRows) *
+                                 kKeyTile);
+    factors = scratch.take<float>(direct_heads * kDirectRows);
     part = scratch.take<float>(kPackedRows * padded(params.head_dim_v));
     k_packed = scratch.take<float>(padded(params.head_dim) * kKeyTile);
     v_packed = scratch.take<float>(padded(params.head_dim_v) * kKeyTile);
@@ -61,11 +63,23 @@ struct UnitScratch {
   float* weighted;  ///< [heads, rows, padded dim]
   float* sum;       ///< [heads, rows, kMaxLanes]: a sum for each lane.
   float* max;       ///< [heads, rows]
-  float* scores;    ///< [rows, kKeyTile]
+  float* scores;    ///< [heads, rows, kKeyTile]
+  float* factors;   ///< [heads, rows]
   float* part;      ///< [rows, padded dim]: a masked tile's share.
   float* k_packed;  ///< [dim, kKeyTile]
   float* v_packed;  ///< [kKeyTile, padded dim]
   float* row;       ///< [dim]
+};
+
+struct Unit;
+
+/// Where a thread's units come from.
+class UnitSource {
+ public:
+  virtual ~UnitSource() = default;
+  /// The unit that the thread works off next, null when there is none. May be called early, by the
+  /// unit before, so that the rows between two units are not waited for.
+  virtual Unit* claim() = 0;
 };
 
 struct Unit {
@@ -83,6 +97,9 @@ struct Unit {
   std::int32_t end_head = 0;
   std::int64_t first_partial_row = 0;
   std::int64_t partial_row_step = 0;
+
+  UnitSource* source = nullptr;  ///< Null: nothing comes behind.
+  bool fetched = false;          ///< The first key tile's rows are on their way.
 };
 
 /// The keys that token `i` of the unit's batch row sees.
