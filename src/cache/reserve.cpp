@@ -67,14 +67,16 @@ std::int64_t SequenceStore::list_step(std::span<const SequenceStep> step, Shorta
       check_repeats(step);
     }
     s.step_stamp = stamp_;
-    Reservation r{.row = row,
-                  .past_len = s.len,
-                  .new_len = s.len,
-                  .past_num_pages = s.num_pages,
-                  .past_first_dirty = s.first_dirty,
-                  .first_entry = s.first_dirty,
-                  .past_clean_end = s.clean_end,
-                  .started = starts};
+    // Filled in place: copied from a local, each would wait for its own stores.
+    Reservation& r = listing_.emplace_back();
+    r.row = row;
+    r.past_len = s.len;
+    r.new_len = s.len;
+    r.past_num_pages = s.num_pages;
+    r.past_first_dirty = s.first_dirty;
+    r.first_entry = s.first_dirty;
+    r.past_clean_end = s.clean_end;
+    r.started = starts;
     const std::int64_t new_len = std::int64_t{s.len} + new_tokens;
     if (new_len > config_.max_seq_len) {
       if (!shortage.too_long || new_len > shortage.longest_len) {
@@ -89,18 +91,17 @@ std::int64_t SequenceStore::list_step(std::span<const SequenceStep> step, Shorta
       if (s.len < room_end) {  // the last page has room
         const std::int32_t last = s.num_pages - 1;
         r.first_entry = std::min(r.first_entry, last);
-        const std::int32_t page = table_row(row)[last];
-        if (pool_.num_owners(page) > 1) {
-          pool_.drop(page);  // seen by the sharers that follow in this step: the last of them
-                             // writes in place
-          r.copied_page = page;
+        // Asked of the pool first: of a long batch each table row is a cache miss.
+        if (pool_.num_shared() > 0 && pool_.num_owners(table_row(row)[last]) > 1) {
+          r.copied_page = table_row(row)[last];
+          pool_.drop(r.copied_page);  // seen by the sharers that follow in this step: the last of
+                                      // them writes in place
           ++pages_needed;
         }
       }
       if (new_len > room_end)
         pages_needed += base::ceil_div(r.new_len, config_.page_size) - s.num_pages;
     }
-    listing_.push_back(r);
   }
   return pages_needed;
 }
