@@ -231,9 +231,8 @@ Explanation explain_all(Backend named, const Request& request) {
   for (const Backend backend : kPreference)
     explanation.backends.push_back(explain(backend, request));
   for (const Support& support : explanation.backends) {
-    const bool candidate =
-        wanted == Backend::Auto ? taken_unnamed(support.backend, request)
-                                : support.backend == wanted;
+    const bool candidate = wanted == Backend::Auto ? taken_unnamed(support.backend, request)
+                                                   : support.backend == wanted;
     if (candidate && support.ok && explanation.chosen == Backend::Auto)
       explanation.chosen = support.backend;
   }

@@ -43,6 +43,7 @@ CapturedWork::CapturedWork(Device /*device*/, const std::function<void(Stream)>&
 }
 CapturedWork::~CapturedWork() { static_cast<void>(handle_); }  // the other build's field
 CapturedWork::CapturedWork(CapturedWork&&) noexcept = default;
+CapturedWork& CapturedWork::operator=(CapturedWork&&) noexcept = default;
 void CapturedWork::launch(Stream /*stream*/) const { refuse("device"); }
 
 Place place_of(const void* /*pointer*/) { return {}; }
