@@ -72,21 +72,11 @@ INSTANTIATE_TEST_SUITE_P(Unfused, Callers,
                                             ValuesIn(unfused_lines())),
                          callers_name);
 
-/// Why cuDNN can't be used here; empty when it can.
-std::string cudnn_trouble() {
-  for (const BackendInfo& info : backends()) {
-    if (info.backend == Backend::Fused) return info.usable ? "" : info.why_not;
-  }
-  return "there is no backend fused";
-}
-
 class FusedCallers : public Callers {
  protected:
   void SetUp() override {
     Callers::SetUp();
-    if (IsSkipped() || HasFatalFailure()) return;
-    const std::string trouble = cudnn_trouble();
-    if (!trouble.empty()) GTEST_SKIP() << trouble;
+    if (!IsSkipped() && !HasFatalFailure()) require_backend(Backend::Fused);
   }
 };
 

@@ -76,10 +76,7 @@ class Calls : public GpuTestWith<Backend> {
  protected:
   void SetUp() override {
     GpuTestWith::SetUp();
-    if (IsSkipped() || HasFatalFailure() || GetParam() != Backend::Fused) return;
-    for (const BackendInfo& info : backends()) {
-      if (info.backend == Backend::Fused && !info.usable) GTEST_SKIP() << info.why_not;
-    }
+    if (!IsSkipped() && !HasFatalFailure()) require_backend(GetParam());
   }
 };
 

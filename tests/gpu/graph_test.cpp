@@ -4,6 +4,7 @@
 #include "testing/spec.h"
 #include "tests/conformance/suite.h"
 #include "tests/gpu/callers.h"
+#include "tests/gpu/fixed_tensors.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/gpu/twins.h"
 
@@ -35,156 +36,6 @@ using testkit::DeviceTensor;
 using testkit::HostTensor;
 using testkit::make_case;
 using testkit::parse_spec;
-
-std::string fused_trouble() {
-  for (const BackendInfo& info : backends()) {
-    if (info.backend == Backend::Fused) return info.usable ? "" : info.why_not;
-  }
-  return "there is no backend fused";
-}
-
-StepMaxima maxima_of(const Case& value, std::int32_t spare) {
-  StepMaxima maxima{.num_seqs = value.cache.max_num_seqs,
-                    .max_kv_len = static_cast<std::int32_t>(value.cache.max_seq_len)};
-  for (const CaseStep& step : value.steps) {
-    maxima.num_tokens =
-        std::max(maxima.num_tokens, static_cast<std::int32_t>(total_new_tokens(step)));
-    maxima.max_new_tokens =
-        std::max(maxima.max_new_tokens, static_cast<std::int32_t>(longest_new_tokens(step)));
-  }
-  maxima.num_tokens += spare;
-  return maxima;
-}
-
-/// Tensors at fixed addresses, as large as the maxima, through which a case's steps go.
-class FixedTensors {
- public:
-  FixedTensors(const Case& value, const StepMaxima& maxima) : case_(value), maxima_(maxima) {
-    const AttentionConfig& a = value.attention;
-    q_ = tensor(value.dtype, a.num_q_heads, a.head_dim);
-    k_ = tensor(value.dtype, a.num_kv_heads, a.head_dim);
-    v_ = tensor(value.dtype, a.num_kv_heads, a.head_dim_v);
-    out_ = tensor(value.dtype, a.num_q_heads, a.head_dim_v);
-    lse_ = HostTensor(DType::F32, {maxima.num_tokens, a.num_q_heads});
-    gpu_.reserve(5);
-    for (const HostTensor* host : {&q_, &k_, &v_, &out_, &lse_}) gpu_.emplace_back(kGpu, *host);
-    if (value.sinks) sinks_.emplace(kGpu, *value.sinks);
-  }
-
-  [[nodiscard]] LayerTensors layer() const {
-    LayerTensors layer;
-    layer.inputs.q = gpu_[0].view();
-    layer.inputs.k = gpu_[1].view();
-    layer.inputs.v = gpu_[2].view();
-    layer.inputs.format = case_.format;
-    if (sinks_) layer.inputs.sinks = sinks_->floats();
-    layer.out = gpu_[3].view();
-    layer.lse = gpu_[4].view();
-    return layer;
-  }
-
-  /// The step's tokens to the GPU, padding NaN; outputs are poisoned.
-  void upload(const CaseStep& step) {
-    copy(step, step.q, q_);
-    copy(step, step.k, k_);
-    copy(step, step.v, v_);
-    out_ = tensor(case_.dtype, case_.attention.num_q_heads, case_.attention.head_dim_v);
-    const HostTensor* hosts[] = {&q_, &k_, &v_, &out_, &lse_};
-    for (std::size_t i = 0; i < 5; ++i) {
-      testkit::synchronize(kGpu);
-      gpu_memory_write(gpu_[i], *hosts[i]);
-    }
-  }
-
-  /// Holds the results to the case's; rows beyond the step must be 0 and -inf.
-  void compare(std::size_t step_idx, Comparison& total) {
-    const CaseStep& step = case_.steps[step_idx];
-    testkit::synchronize(kGpu);
-    gpu_[3].download(out_);
-    HostTensor lse(DType::F32, lse_.shape());
-    gpu_[4].download(lse);
-    EXPECT_TRUE(out_.guards_intact());
-    EXPECT_TRUE(lse.guards_intact());
-    HostTensor out(case_.dtype, step.out.shape());
-    for (std::int64_t i = 0; i < out.size(); ++i) out.set(i, 0.0);  // padding of the step's shape
-    HostTensor step_lse(DType::F32, step.lse->shape());
-    std::vector<bool> seen(static_cast<std::size_t>(out_.size()), false);
-    for_each_row(step, step.out.shape(), out_.shape(),
-                 [&](std::int64_t in_step, std::int64_t fixed) {
-                   const std::int64_t width = row_width(out_);
-                   for (std::int64_t i = 0; i < width; ++i) {
-                     out.set(in_step * width + i, out_.get(fixed * width + i));
-                     seen[static_cast<std::size_t>(fixed * width + i)] = true;
-                   }
-                 });
-    for (std::int64_t i = 0; i < out_.size(); ++i) {
-      if (!seen[static_cast<std::size_t>(i)]) {
-        ASSERT_EQ(out_.get(i), 0.0) << i;
-      }
-    }
-    for (std::int64_t i = 0; i < lse.size(); ++i) {
-      if (i < step_lse.size()) {
-        step_lse.set(i, lse.get(i));
-      } else {
-        ASSERT_EQ(lse.get(i), -INFINITY) << i;
-      }
-    }
-    compare_step(case_, static_cast<std::int64_t>(step_idx), out, step_lse, total);
-  }
-
- private:
-  [[nodiscard]] HostTensor tensor(DType dtype, std::int64_t heads, std::int64_t dim) const {
-    switch (case_.format) {
-      case TensorFormat::Thd:
-        return {dtype, {maxima_.num_tokens, heads, dim}};
-      case TensorFormat::Bshd:
-        return {dtype, {maxima_.num_seqs, maxima_.max_new_tokens, heads, dim}};
-      case TensorFormat::Sbhd:
-        break;
-    }
-    return {dtype, {maxima_.max_new_tokens, maxima_.num_seqs, heads, dim}};
-  }
-
-  static std::int64_t row_width(const HostTensor& tensor) {
-    const auto& shape = tensor.shape();
-    return shape[shape.size() - 2] * shape.back();
-  }
-
-  void for_each_row(const CaseStep& step, const std::vector<std::int64_t>& from,
-                    const std::vector<std::int64_t>& to,
-                    const std::function<void(std::int64_t, std::int64_t)>& use) const {
-    std::int64_t start = 0;
-    for (std::size_t b = 0; b < step.sequences.size(); ++b) {
-      const auto seq = static_cast<std::int64_t>(b);
-      for (std::int64_t token = 0; token < step.sequences[b].new_tokens; ++token) {
-        use(testkit::row_of(case_.format, from, seq, token, start),
-            testkit::row_of(case_.format, to, seq, token, start));
-      }
-      start += step.sequences[b].new_tokens;
-    }
-  }
-
-  void copy(const CaseStep& step, const HostTensor& from, HostTensor& to) const {
-    to = HostTensor(to.dtype(), to.shape());  // NaN
-    const std::int64_t bytes = row_width(to) * dtype_bytes(to.dtype());
-    for_each_row(step, from.shape(), to.shape(), [&](std::int64_t in_step, std::int64_t fixed) {
-      std::memcpy(to.data() + fixed * bytes, from.data() + in_step * bytes,
-                  static_cast<std::size_t>(bytes));
-    });
-  }
-
-  static void gpu_memory_write(const DeviceTensor& to, const HostTensor& from) {
-    ASSERT_EQ(cudaMemcpy(to.view().data, from.data(), static_cast<std::size_t>(from.num_bytes()),
-                         cudaMemcpyHostToDevice),
-              cudaSuccess);
-  }
-
-  const Case& case_;
-  StepMaxima maxima_;
-  HostTensor q_, k_, v_, out_, lse_;
-  std::vector<DeviceTensor> gpu_;
-  std::optional<DeviceTensor> sinks_;
-};
 
 CacheConfig gpu_config(const Case& value, std::int32_t num_layers) {
   CacheConfig config = value.cache;
@@ -256,9 +107,7 @@ class GraphedFused : public GpuTestWith<std::tuple<CacheKind, std::string>> {
  protected:
   void SetUp() override {
     GpuTestWith::SetUp();
-    if (IsSkipped() || HasFatalFailure()) return;
-    const std::string trouble = fused_trouble();
-    if (!trouble.empty()) GTEST_SKIP() << trouble;
+    if (!IsSkipped() && !HasFatalFailure()) require_backend(Backend::Fused);
   }
 };
 
@@ -394,9 +243,7 @@ class CapturedByCaller : public GpuTestWith<Backend> {
  protected:
   void SetUp() override {
     GpuTestWith::SetUp();
-    if (IsSkipped() || HasFatalFailure() || GetParam() != Backend::Fused) return;
-    const std::string trouble = fused_trouble();
-    if (!trouble.empty()) GTEST_SKIP() << trouble;
+    if (!IsSkipped() && !HasFatalFailure()) require_backend(GetParam());
   }
 };
 
