@@ -96,10 +96,7 @@ INSTANTIATE_TEST_SUITE_P(Fused, GpuFused,
                                         "b2 q2 s40 hq4 hkv1 d192 dv128 p16 bf16 seed14",
                                         "b3 q7 s50 steps6 hq4 hkv2 d32 p8 f16 w24,0 life seed161",
                                         "b4 q3 s30 steps8 hq4 hkv1 d64 p4 bf16 life sbhd seed162")),
-                         [](const ::testing::TestParamInfo<GpuFused::ParamType>& tested) {
-                           const auto& [kind, line] = tested.param;
-                           return test_name(std::string(to_string(kind)) + "_" + line);
-                         });
+                         suite_name);
 
 class GpuPageSize : public GpuTestWith<std::int32_t> {};
 
