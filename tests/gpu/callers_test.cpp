@@ -205,8 +205,8 @@ TEST_F(CallersStep, LeavesOutASequenceThatIsTooLong) {
 }
 
 TEST_F(CallersStep, IsEmptyWhereOffsetsFall) {
-  cache_->offsets().values[1] = cache_->offsets().values[2] + 1;
-  EXPECT_THAT(fault(), HasSubstr("step.token_offsets"));
+  cache_->offsets().values[2] = cache_->offsets().values[1] - 1;
+  EXPECT_THAT(fault(), HasSubstr("step.token_offsets[2]: wanted no less than the one before"));
   for (std::int64_t i = 0; i < host_out_.size(); ++i) ASSERT_EQ(host_out_.get(i), 0.0);
   for (const std::byte b : pool()) ASSERT_EQ(b, std::byte{0xFF});  // nothing was written
 }

@@ -120,7 +120,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(CacheKind::Paged, CacheKind::Contiguous),
                        ::testing::Values("b4 q3 s30 steps12 hq4 hkv2 d64 p4 bf16 life seed121",
                                          "b4 q9 s40 steps8 hq4 hkv1 d64 p16 f16 life bshd seed122",
-                                         "b8 q1 s60 steps4 hq8 hkv2 d128 p16 bf16 sbhd seed123")));
+                                         "b8 q1 s60 steps4 hq8 hkv2 d128 p16 bf16 sbhd seed123",
+                                         "b6 q2 s4 steps8 hq8 hkv2 d128 p4 bf16 seed124")));
 
 /// A graph of one layer for 2 sequences, 6 tokens, 4 of one, 32 keys.
 class SmallGraph : public GpuTest {
