@@ -54,7 +54,7 @@ ROOMS = [
     room("testing/cuda", TESTING, [*PROGRAM, "cuda"]),
     room("testing/no_cuda", TESTING, PROGRAM),
     room("cli", [*TESTING, "bench"], [*PROGRAM, "json", "cli11"]),
-    room("examples", libraries=PROGRAM),
+    room("examples", libraries=[*PROGRAM, "cuda"]),
     room("examples/generate", libraries=[*PROGRAM, "json", "cli11", "pcre2", "blas", "highway"]),
     room("bench", [*TESTING, "src"], [*PROGRAM, "json", "highway", "benchmark"]),
     room("bench/gpu", [*TESTING, "bench"], [*PROGRAM, "cuda"]),
