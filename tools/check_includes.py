@@ -56,6 +56,8 @@ ROOMS = [
     room("cli", [*TESTING, "bench"], [*PROGRAM, "json", "cli11"]),
     room("examples", libraries=[*PROGRAM, "cuda"]),
     room("examples/generate", libraries=[*PROGRAM, "json", "cli11", "pcre2", "blas", "highway"]),
+    room("examples/generate/cuda", ["examples/generate"], ["fmt", "cuda"]),
+    room("examples/generate/no_cuda", ["examples/generate"]),
     room("bench", [*TESTING, "src"], [*PROGRAM, "json", "highway", "benchmark"]),
     room("bench/gpu", [*TESTING, "bench"], [*PROGRAM, "cuda"]),
     room("tests/gpu", [*TESTING, "src", "tests"], [*PROGRAM, "gtest", "cuda"]),
