@@ -225,6 +225,15 @@ TEST_F(CallersStep, NamesArraysOfTheHost) {
   EXPECT_EQ(plan_refused(), "step.token_offsets: wanted memory of cuda:0, got memory of the host");
 }
 
+TEST_F(CallersStep, NamesAnotherGpu) {
+  cache_->workspace().plan(cache_->view(), cache_->arrays());
+  cache_->view().v.device.index = 1;
+  EXPECT_EQ(attend_refused(), "cache.v.device: wanted cuda:0, got cuda:1");
+  cache_->view().k.device.index = 99;
+  EXPECT_THAT(attend_refused(), HasSubstr("cache.k.device.index: wanted 0 …"));
+  EXPECT_EQ(plan_refused(), "cache.k.device: wanted cuda:0, got cuda:99");
+}
+
 TEST_F(CallersStep, NamesQueriesOfTheHost) {
   cache_->workspace().plan(cache_->view(), cache_->arrays());
   inputs_.q = value_.steps[0].q.view();

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace octavo::gpu_tests {
@@ -77,6 +78,15 @@ class FixedTensors {
       testkit::synchronize(kGpu);
       gpu_memory_write(gpu_[i], *hosts[i]);
     }
+  }
+
+  /// Output and LSE as they are now.
+  [[nodiscard]] std::pair<testkit::HostTensor, testkit::HostTensor> results() const {
+    testkit::synchronize(kGpu);
+    std::pair<testkit::HostTensor, testkit::HostTensor> now(out_, lse_);
+    gpu_[3].download(now.first);
+    gpu_[4].download(now.second);
+    return now;
   }
 
   /// Holds the results to the case's; rows beyond the step must be 0 and -inf.

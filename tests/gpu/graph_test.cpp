@@ -123,6 +123,28 @@ INSTANTIATE_TEST_SUITE_P(
                                          "b8 q1 s60 steps4 hq8 hkv2 d128 p16 bf16 sbhd seed123",
                                          "b6 q2 s4 steps8 hq8 hkv2 d128 p4 bf16 seed124")));
 
+TEST_F(GpuTest, AReplayGivesTheBitsOfAnEagerCallWithTheSameMaxima) {
+  const Case value = make_case(parse_spec("b4 q3 s30 steps8 hq4 hkv2 d16 p4 bf16 life seed125"));
+  KvCache cache(gpu_config(value, 1));
+  AttentionConfig config = value.attention;
+  config.backend = Backend::Unfused;
+  const Attention attention(config, cache.config());
+  const StepMaxima maxima = maxima_of(value, 3);
+  FixedTensors tensors(value, maxima);
+  LayerTensors layer = tensors.layer();
+  GraphedStep graph(attention, cache, maxima, {&layer, 1});
+  layer.inputs.maxima = &maxima;
+  for (const CaseStep& step : value.steps) {
+    const StepPlan plan = begin_step(cache, step);
+    tensors.upload(step);
+    attention.forward(plan, cache, 0, layer.inputs, layer.out, &*layer.lse);
+    const auto eager = tensors.results();
+    tensors.upload(step);
+    graph.replay(plan);
+    EXPECT_TRUE(tensors.results() == eager);
+  }
+}
+
 /// A graph of one layer for 2 sequences, 6 tokens, 4 of one, 32 keys.
 class SmallGraph : public GpuTest {
  protected:
