@@ -36,6 +36,8 @@ AttentionConfig attention_config() {
 }
 
 /// A step of 3 + 1 tokens in tensors for 6.
+constexpr std::int64_t kFilled = std::int64_t{4} * 8;  // elements
+
 class WithMaxima : public ::testing::Test {
  protected:
   WithMaxima()
@@ -44,7 +46,7 @@ class WithMaxima : public ::testing::Test {
         plan_(cache_.plan({{0, 3}, {1, 1}}).plan()),
         q_(DType::F32, {6, 1, 8}),
         out_(DType::F32, {6, 1, 8}) {
-    for (std::int64_t i = 0; i < 4 * 8; ++i) q_.set(i, static_cast<double>(i % 7) - 3.0);
+    for (std::int64_t i = 0; i < kFilled; ++i) q_.set(i, static_cast<double>(i % 7) - 3.0);
     cache_.begin(plan_);
     inputs_.q = inputs_.k = inputs_.v = q_.view();
     inputs_.maxima = &maxima_;
@@ -66,7 +68,7 @@ TEST_F(WithMaxima, StepWithinThemGivesTheSame) {
   inputs_.maxima = nullptr;
   run();
   EXPECT_TRUE(out_ == with);
-  for (std::int64_t i = 4 * 8; i < 6 * 8; ++i) EXPECT_EQ(out_.get(i), 0.0);
+  for (std::int64_t i = kFilled; i < out_.size(); ++i) EXPECT_EQ(out_.get(i), 0.0);
 }
 
 TEST_F(WithMaxima, StepBeyondThemIsRefused) {

@@ -16,10 +16,10 @@ namespace {
 }  // namespace
 
 const GpuReport& gpu_report() {
-  static const GpuReport report{
+  static const GpuReport kReport{
       .compiled = false,
       .why_none = "this build has no CUDA part: nvcc was not found or not asked"};
-  return report;
+  return kReport;
 }
 
 const Gpu& require_gpu(Device /*device*/, const char* argument) { refuse(argument); }
@@ -34,7 +34,7 @@ GpuBuffer::GpuBuffer(Device /*device*/, std::size_t /*num_bytes*/, Fill /*fill*/
                      const char* what) {
   refuse(what);
 }
-GpuBuffer::~GpuBuffer() = default;
+GpuBuffer::~GpuBuffer() { static_cast<void>(data_); }  // likewise
 GpuBuffer::GpuBuffer(GpuBuffer&&) noexcept = default;
 GpuBuffer& GpuBuffer::operator=(GpuBuffer&&) noexcept = default;
 
