@@ -67,6 +67,8 @@ void add_check(CLI::App& app, CheckOptions& options) {
       ->check(CLI::Range(1, kMaxInt32));
   command->add_flag("--batch-invariant", options.batch_invariant,
                     "Results that don't depend on batch mates");
+  command->add_flag("--callers-cache", options.callers_cache,
+                    "By the functions for a caller's cache, over the same pages");
   command->add_option("--save", options.save, "Write cases given in words to this folder, as files")
       ->type_name("DIR");
   command->footer(fmt::format(

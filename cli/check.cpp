@@ -93,6 +93,7 @@ int check_one(const std::string& argument, const CheckOptions& options) {
     replay_options.kind = options.kind;
     replay_options.page_size = options.page_size;
     replay_options.batch_invariant = options.batch_invariant;
+    replay_options.callers_cache = options.callers_cache;
     result = testkit::replay(value, replay_options);
   } catch (const InputError& error) {
     result.verdict = Verdict::Invalid;

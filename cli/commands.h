@@ -30,6 +30,7 @@ struct CheckOptions {
   std::optional<CacheKind> kind;
   std::optional<std::int32_t> page_size;
   bool batch_invariant = false;
+  bool callers_cache = false;
   std::string save;  ///< A folder to write the cases of specs to; empty: none.
 };
 

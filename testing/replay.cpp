@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "testing/replay.h"
 
+#include "testing/callers_step.h"
 #include "testing/device_memory.h"
 #include "testing/free_slots.h"
 #include "testing/input_error.h"
@@ -97,7 +98,8 @@ class Replay {
         result_(result),
         cache_(cache_config(layers, options)),
         attention_(attention_config(layers.front(), options), cache_.config()),
-        free_slots_(cache_) {}
+        free_slots_(cache_),
+        callers_(options.device) {}
 
   void run() {
     if (options_.scramble != 0) scramble();
@@ -108,7 +110,10 @@ class Replay {
         result_.backend = attention_.explain(plan, layers_.front().format).chosen;
       }
       cache_.begin(plan);
-      for (std::size_t layer = 0; layer < layers_.size(); ++layer) run_layer(plan, layer, step_idx);
+      std::optional<CallersStep> callers;
+      if (options_.callers_cache) callers.emplace(cache_, plan, callers_);
+      for (std::size_t layer = 0; layer < layers_.size(); ++layer)
+        run_layer(plan, callers ? &*callers : nullptr, layer, step_idx);
       ++result_.steps;
     }
     const Comparison& comparison = result_.comparison;
@@ -173,7 +178,8 @@ class Replay {
     }
   }
 
-  void run_layer(const StepPlan& plan, std::size_t layer, std::size_t step_idx) {
+  void run_layer(const StepPlan& plan, CallersStep* callers, std::size_t layer,
+                 std::size_t step_idx) {
     const Case& value = layers_[layer];
     const CaseStep& step = value.steps[step_idx];
     HostTensor q = step.q;
@@ -198,7 +204,9 @@ class Replay {
     const TensorView out_view = placed_out.view();
     const TensorView lse_view = placed_lse.view();
     const auto layer_idx = static_cast<std::int32_t>(layer);
-    if (options_.in_halves) {
+    if (callers != nullptr) {
+      callers->run(attention_.config(), layer_idx, inputs, out_view, &lse_view);
+    } else if (options_.in_halves) {
       attention_.append(plan, cache_, layer_idx, inputs);
       attention_.attend(plan, cache_, layer_idx, inputs, out_view, &lse_view);
     } else {
@@ -229,6 +237,7 @@ class Replay {
   KvCache cache_;
   Attention attention_;
   FreeSlots free_slots_;
+  CallersWorkspace callers_;
 };
 
 Verdict verdict_of(ErrorCode code, bool running) {

@@ -27,6 +27,7 @@ struct ReplayOptions {
   std::uint64_t scramble = 0;  ///< Not 0: hands the pages out in an order that this seeds.
   bool poison = true;          ///< NaN in every slot that holds no token.
   bool in_halves = false;      ///< Calls append, then attend, instead of forward.
+  bool callers_cache = false;  ///< By the functions for a caller's cache, over the same pages.
   bool keep_outputs = false;
 };
 

@@ -2,162 +2,16 @@
 // Times of the GPU's append, of unfused prefill and of the host's plan and begin, each beside the
 // device-to-device copy of the same run. Device times are medians of CUDA graph replays that rotate
 // over the layers of a cache larger than the L2. Prints one JSON object a line.
-#include "bench/commit.h"
-#include "testing/device_memory.h"
-
-#include <octavo/attention.h>
-#include <octavo/cache.h>
-#include <octavo/error.h>
+#include "bench/gpu/harness.h"
 
 #include <fmt/format.h>
 
-#include <cuda_runtime_api.h>
-
-#include <algorithm>
 #include <chrono>
-#include <cstdint>
-#include <ctime>
-#include <functional>
 #include <string>
 #include <vector>
 
 namespace octavo::bench {
 namespace {
-
-using testkit::DeviceMemory;
-
-constexpr Device kGpu{DeviceType::Cuda, 0};
-constexpr int kRepeats = 21;
-
-void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) {
-    throw Error(ErrorCode::DeviceFailure, fmt::format("{}: {}", what, cudaGetErrorString(error)));
-  }
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-class GpuClock {
- public:
-  GpuClock() {
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-    check(cudaEventCreate(&begin_), "cudaEventCreate");
-    check(cudaEventCreate(&end_), "cudaEventCreate");
-  }
-
-  [[nodiscard]] Stream stream() const { return {stream_}; }
-
-  /// Microseconds of one of `count` calls of `enqueue`.
-  double in_stream(int count, const std::function<void(int)>& enqueue) {
-    std::vector<double> times;
-    for (int i = 0; i < kRepeats + 2; ++i) {
-      check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
-      for (int j = 0; j < count; ++j) enqueue(j);
-      const double us = elapsed();
-      if (i >= 2) times.push_back(us / count);
-    }
-    return median(times);
-  }
-
-  /// The same, captured together in a graph.
-  double in_graph(int count, const std::function<void(int)>& enqueue) {
-    enqueue(0);  // prepares what is prepared once
-    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    for (int i = 0; i < count; ++i) enqueue(i);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t run = nullptr;
-    check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
-    check(cudaGraphInstantiate(&run, graph, 0), "cudaGraphInstantiate");
-    std::vector<double> times;
-    for (int i = 0; i < kRepeats + 2; ++i) {
-      check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
-      check(cudaGraphLaunch(run, stream_), "cudaGraphLaunch");
-      const double us = elapsed();
-      if (i >= 2) times.push_back(us / count);
-    }
-    check(cudaGraphExecDestroy(run), "cudaGraphExecDestroy");
-    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-    return median(times);
-  }
-
- private:
-  double elapsed() {
-    check(cudaEventRecord(end_, stream_), "cudaEventRecord");
-    check(cudaEventSynchronize(end_), "cudaEventSynchronize");
-    float ms = 0.0F;
-    check(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime");
-    return static_cast<double>(ms) * 1000.0;
-  }
-
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
-};
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts = {};
-  gmtime_r(&now, &parts);
-  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
-}
-
-struct Report {
-  std::string device;
-  std::string driver;
-  double copy_tbps = 0.0;
-  std::string date = today();
-
-  void line(const std::string& name, const char* backend, double us, double bytes,
-            double flops) const {
-    const double tbps = bytes / us * 1e-6;
-    fmt::print(
-        "{{\"case\": \"{}\", \"backend\": \"{}\", \"device\": \"{}\", \"driver\": \"{}\", "
-        "\"commit\": \"{}\", \"date\": \"{}\", \"time_us\": {:.2f}, \"tflops\": {:.1f}, \"tbps\": "
-        "{:.3f}, "
-        "\"bound_share\": {:.3f}}}\n",
-        name, backend, device, driver, kCommit, date, us, flops / us * 1e-6, tbps,
-        copy_tbps > 0.0 ? tbps / copy_tbps : 0.0);
-  }
-};
-
-CacheConfig append_cache(std::int32_t max_num_seqs, std::int64_t max_seq_len) {
-  CacheConfig c;
-  c.num_layers = 16;
-  c.num_kv_heads = 8;
-  c.head_dim = 128;
-  c.dtype = DType::BF16;
-  c.max_num_seqs = max_num_seqs;
-  c.max_seq_len = max_seq_len;
-  c.page_size = 16;
-  c.device = kGpu;
-  return c;
-}
-
-AttentionConfig heads(std::int32_t num_q_heads) {
-  AttentionConfig a;
-  a.num_q_heads = num_q_heads;
-  a.num_kv_heads = 8;
-  a.head_dim = 128;
-  a.backend = Backend::Unfused;
-  return a;
-}
-
-/// New tokens of every layer, random bytes that are finite numbers.
-DeviceMemory numbers(std::int64_t count) {
-  std::vector<std::uint16_t> host(static_cast<std::size_t>(count));
-  std::uint32_t state = 1;
-  for (std::uint16_t& bits : host) {
-    state = state * 1664525U + 1013904223U;
-    bits = static_cast<std::uint16_t>(0x3F00U | ((state >> 16U) & 0x80FFU));
-  }
-  DeviceMemory memory(kGpu, host.size() * 2);
-  memory.upload(host.data(), memory.size());
-  return memory;
-}
 
 double copy_bandwidth(GpuClock& clock) {
   constexpr std::size_t kBytes = std::size_t{2} << 30U;
@@ -248,7 +102,7 @@ void bench_host(GpuClock& clock, const Report& report) {
   report.line("plan and begin b256 s4096 page16, host", "host", median(times), 0.0, 0.0);
 }
 
-/// `part`: append, prefill, host, or empty for all.
+/// `part`: append, prefill, host, steps, or empty for all.
 int run(const std::string& part) {
   const std::string trouble = testkit::device_trouble(kGpu);
   if (!trouble.empty()) {
@@ -277,6 +131,7 @@ int run(const std::string& part) {
     bench_prefill(clock, report, Mask::Causal);
   }
   if (part.empty() || part == "host") bench_host(clock, report);
+  if (part.empty() || part == "steps") bench_steps(clock, report);
   return 0;
 }
 

@@ -51,6 +51,14 @@ class Matrix {
   [[nodiscard]] std::size_t rows() const noexcept { return rows_; }
   [[nodiscard]] std::size_t columns() const noexcept { return columns_; }
   [[nodiscard]] std::size_t bytes() const noexcept;
+  [[nodiscard]] WeightType type() const noexcept {
+    return bf16_.data() != nullptr ? WeightType::Bf16 : WeightType::F32;
+  }
+  /// The elements, of type().
+  [[nodiscard]] const void* data() const noexcept {
+    if (bf16_.data() != nullptr) return bf16_.data();
+    return f32_.data();
+  }
 
   /// Floats in, rounded if the type asks for it; floats out.
   void set_row(std::size_t row, std::span<const float> values) noexcept;

@@ -24,6 +24,7 @@ octavo::CacheConfig cache_config(const ModelConfig& model, const CacheChoice& ch
   config.max_seq_len = choice.max_seq_len;
   config.page_size = choice.page_size;
   config.num_pages = choice.num_pages;
+  config.device = choice.device;
   return config;
 }
 
@@ -67,6 +68,7 @@ Model::Model(const Weights& weights, const CacheChoice& choice, int num_threads)
       cache_(cache_config(weights.config, choice)),
       attention_(attention_config(weights.config, choice, num_threads), cache_.config()),
       num_threads_(num_threads) {
+  if (choice.device.type == octavo::DeviceType::Cuda) gpu_ = make_gpu_model(weights, choice.device);
   make_rope(choice.max_seq_len);
 }
 
@@ -94,8 +96,8 @@ void Model::make_rope(std::int64_t max_seq_len) {
       rope_sin_[position * num_pairs + pair] = static_cast<float>(std::sin(angle));
     }
   }
-  rope_.cos = rope_cos_.data();
-  rope_.sin = rope_sin_.data();
+  rope_.cos = gpu_ != nullptr ? gpu_->keep(rope_cos_) : rope_cos_.data();
+  rope_.sin = gpu_ != nullptr ? gpu_->keep(rope_sin_) : rope_sin_.data();
   rope_.num_table_positions = max_seq_len;
 }
 
@@ -119,7 +121,8 @@ void Model::add_to_stream(const Buffer<float>& update, std::size_t rows) {
   for (std::int64_t i = 0; i < count; ++i) stream[i] += values[i];
 }
 
-void Model::attend(const octavo::StepPlan& plan, std::int32_t layer) {
+void Model::attend(const octavo::StepPlan& plan, std::int32_t layer, const float* qkv,
+                   float* heads_out) {
   const ModelConfig& model = weights_.config;
   const std::int64_t rows = plan.num_tokens();
   const std::int64_t q_width = std::int64_t{model.num_q_heads} * model.head_dim;
@@ -127,7 +130,8 @@ void Model::attend(const octavo::StepPlan& plan, std::int32_t layer) {
   const std::int64_t v_width = std::int64_t{model.num_kv_heads} * model.head_dim_v;
   // q, k and v of a token lie behind each other in its row.
   const auto part = [&](std::int64_t offset, std::int64_t heads, std::int64_t dim) {
-    octavo::ConstTensorView view(qkv_.data() + offset, octavo::DType::F32, {rows, heads, dim});
+    octavo::ConstTensorView view(qkv + offset, octavo::DType::F32, {rows, heads, dim},
+                                 choice_.device);
     view.strides[0] = q_width + k_width + v_width;
     return view;
   };
@@ -136,12 +140,12 @@ void Model::attend(const octavo::StepPlan& plan, std::int32_t layer) {
   inputs.k = part(q_width, model.num_kv_heads, model.head_dim);
   inputs.v = part(q_width + k_width, model.num_kv_heads, model.head_dim_v);
   inputs.rope = &rope_;
-  const octavo::TensorView out(heads_.data(), octavo::DType::F32,
-                               {rows, model.num_q_heads, model.head_dim_v});
+  const octavo::TensorView out(heads_out, octavo::DType::F32,
+                               {rows, model.num_q_heads, model.head_dim_v}, choice_.device);
   const auto start = std::chrono::steady_clock::now();
   attention_.forward(plan, cache_, layer, inputs, out);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  attention_seconds_ += elapsed.count();
+  if (gpu_ == nullptr) attention_seconds_ += elapsed.count();
 }
 
 void Model::run_layer(const octavo::StepPlan& plan, std::int32_t layer) {
@@ -151,7 +155,7 @@ void Model::run_layer(const octavo::StepPlan& plan, std::int32_t layer) {
 
   norm(stream_, weights.attention_norm, rows, normed_);
   weights.qkv.multiply(normed_.data(), rows, qkv_.data(), num_threads_);
-  attend(plan, layer);
+  attend(plan, layer, qkv_.data(), heads_.data());
   weights.output.multiply(heads_.data(), rows, update_.data(), num_threads_);
   add_to_stream(update_, rows);
 
@@ -170,6 +174,15 @@ void Model::run_layer(const octavo::StepPlan& plan, std::int32_t layer) {
 
 std::span<const float> Model::step(const octavo::StepPlan& plan, std::span<const TokenId> tokens,
                                    std::span<const std::size_t> logit_tokens) {
+  attention_seconds_ = 0.0;
+  backend_ = attention_.explain(plan, octavo::TensorFormat::Thd).chosen;
+  cache_.begin(plan);
+  if (gpu_ != nullptr) {
+    return gpu_->step(tokens, logit_tokens,
+                      [&](std::int32_t layer, const float* qkv, float* heads) {
+                        attend(plan, layer, qkv, heads);
+                      });
+  }
   const ModelConfig& model = weights_.config;
   const std::size_t rows = tokens.size();
   const std::size_t width = size(model.width);
@@ -186,9 +199,6 @@ std::span<const float> Model::step(const octavo::StepPlan& plan, std::span<const
   for (std::size_t i = 0; i < rows; ++i) {
     weights_.embedding.get_row(size(tokens[i]), stream_.span().subspan(i * width, width));
   }
-  attention_seconds_ = 0.0;
-  backend_ = attention_.explain(plan, octavo::TensorFormat::Thd).chosen;
-  cache_.begin(plan);
   for (std::int32_t layer = 0; layer < model.num_layers; ++layer) run_layer(plan, layer);
 
   // Only these rows are looked at any further; they are in ascending order.

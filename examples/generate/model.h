@@ -7,10 +7,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "examples/generate/gpu.h"
 #include "examples/generate/matrix.h"
 #include "examples/generate/tokenizer.h"
 #include "examples/generate/weights.h"
@@ -26,6 +28,7 @@ struct CacheChoice {
   std::int32_t page_size = 16;
   std::int64_t num_pages = 0;
   octavo::Backend backend = octavo::Backend::Auto;
+  octavo::Device device = {};  ///< Where the whole model runs.
 };
 
 class Model {
@@ -47,11 +50,11 @@ class Model {
 
   /// The backend that ran the newest step.
   [[nodiscard]] std::string backend_name() const { return octavo::to_string(backend_); }
-  /// Time spent in octavo::Attention during the newest step.
+  /// Time spent in octavo::Attention during the newest step; 0 on a GPU, which works on by itself.
   [[nodiscard]] double attention_seconds() const noexcept { return attention_seconds_; }
 
  private:
-  void attend(const octavo::StepPlan& plan, std::int32_t layer);
+  void attend(const octavo::StepPlan& plan, std::int32_t layer, const float* qkv, float* heads);
   void run_layer(const octavo::StepPlan& plan, std::int32_t layer);
   void norm(const Buffer<float>& from, const std::vector<float>& gain, std::size_t rows,
             Buffer<float>& to) const;
@@ -64,6 +67,7 @@ class Model {
   octavo::Attention attention_;
   octavo::Rope rope_;
   std::vector<float> rope_cos_, rope_sin_;  // only where the angles are not the plain ones
+  std::unique_ptr<GpuModel> gpu_;           // null on the CPU
   int num_threads_;
   octavo::Backend backend_ = octavo::Backend::Auto;
   double attention_seconds_ = 0.0;

@@ -91,6 +91,7 @@ struct Words {
   std::string cache_type = "f32";
   std::string weights = "f32";
   std::string backend = "auto";
+  std::string device = "cpu";
 };
 
 void take_words(const Words& words, Options& options) {
@@ -107,6 +108,9 @@ void take_words(const Words& words, Options& options) {
   options.backend = choose<Backend>(
       "--backend", words.backend,
       {{"auto", Backend::Auto}, {"cpu", Backend::Cpu}, {"unfused", Backend::Unfused}});
+  options.device.type = choose<octavo::DeviceType>(
+      "--device", words.device,
+      {{"cpu", octavo::DeviceType::Cpu}, {"cuda", octavo::DeviceType::Cuda}});
 }
 
 constexpr const char* kAbout =
@@ -181,6 +185,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       ->group(work);
   app.add_option("--weights", words.weights,
                  "f32, or bf16: half the memory and the time, a little less exact")
+      ->capture_default_str()
+      ->group(work);
+  app.add_option("--device", words.device, "Where all of it runs: cpu or cuda")
       ->capture_default_str()
       ->group(work);
   app.add_option("--backend", words.backend, "Of the attention: auto, cpu or unfused")

@@ -28,6 +28,7 @@ struct Options {
   std::int64_t batch = 8;
   std::int64_t chunk = 256;
   octavo::Backend backend = octavo::Backend::Auto;
+  octavo::Device device = {};
   int num_threads = 0;  ///< 0 as given; as returned, the number to use.
   bool json = false;
   bool quiet = false;

@@ -51,9 +51,12 @@ std::string to_text(const RunReport& report, const Options& options) {
                                   static_cast<double>(report.weight_bytes) / 1e6, least * 1e3,
                                   report.weight_bandwidth / 1e9, step * 1e3));
     }
-    line("attention", fmt::format("{:.2f} ms a token of decode, backend {}",
-                                  per(run.decode_attention_seconds * 1e3, run.decode_step_tokens),
-                                  report.backend));
+    line("attention",
+         options.device.type == octavo::DeviceType::Cuda
+             ? fmt::format("backend {}, on cuda", report.backend)
+             : fmt::format("{:.2f} ms a token of decode, backend {}",
+                           per(run.decode_attention_seconds * 1e3, run.decode_step_tokens),
+                           report.backend));
   }
   const octavo::CacheStats& peak = run.peak;
   const std::string unit = options.cache == octavo::CacheKind::Paged

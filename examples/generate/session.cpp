@@ -145,6 +145,7 @@ CacheChoice choose_cache(const Options& options, const ModelConfig& model,
   choice.kind = options.cache;
   choice.dtype = options.cache_type;
   choice.backend = options.backend;
+  choice.device = options.device;
   choice.page_size = options.page_size;
   choice.max_num_seqs =
       static_cast<std::int32_t>(std::min<std::int64_t>(options.batch, std::ssize(prompts)));
@@ -153,8 +154,10 @@ CacheChoice choose_cache(const Options& options, const ModelConfig& model,
   choice.num_pages =
       options.num_pages > 0 ? options.num_pages : pages_per_seq * choice.max_num_seqs;
   demand_fit(prompts, choice);
-  demand_memory("cache", cache_bytes(model, choice),
-                "a smaller --batch, --pages or --page-size, or --cache-type f16");
+  if (choice.device.type == octavo::DeviceType::Cpu) {
+    demand_memory("cache", cache_bytes(model, choice),
+                  "a smaller --batch, --pages or --page-size, or --cache-type f16");
+  }
   return choice;
 }
 
@@ -216,7 +219,9 @@ void run_session(const Options& options) {
 
   report.run = scheduler.stats();
   report.backend = model.backend_name();
-  if (!options.quiet || options.json) {
+  // The host's bandwidth says nothing about a GPU.
+  const bool on_cpu = options.device.type == octavo::DeviceType::Cpu;
+  if (on_cpu && (!options.quiet || options.json)) {
     report.weight_bandwidth = weights.measure_bandwidth(options.num_threads);
   }
   if (!options.quiet) screen.note(fmt::format("\n{}", to_text(report, options)));

@@ -14,6 +14,8 @@
 
 namespace octavo {
 
+class Workspace;
+
 /// What is the same for every step and layer. Order of the maths: scale, softcap, ALiBi, mask,
 /// softmax, sink.
 struct AttentionConfig {
@@ -66,8 +68,15 @@ struct LayerInputs {
   const float* alibi_slopes = nullptr;  ///< [num_q_heads]: -slope * |p - j| joins the logit.
   const Rope* rope =
       nullptr;  ///< Rotates q and the new K; K is stored rotated. Null: neither is touched.
-  const std::int32_t* positions =
-      nullptr;  ///< [num_tokens], packed in batch order, for RoPE alone; null: the plan's.
+  /// [num_tokens], packed in batch order, for RoPE alone; null: the plan's. The CPU refuses those
+  /// below 0 and beyond the tables. In a GPU's memory nobody reads them before the kernels, which
+  /// take the tables' nearest row for a position beyond them.
+  const std::int32_t* positions = nullptr;
+  /// What the call is sized by instead of the step, which must lie within: on a GPU the call then
+  /// serves every such step, so that a graph it is captured into can be replayed (GraphedStep does
+  /// both). The tensors hold as many rows, and RoPE's tables as many positions, as the maxima say.
+  /// For our own caches; null: the step's own sizes.
+  const StepMaxima* maxima = nullptr;
 };
 
 /// Attention with one configuration, over caches of one configuration. Holds no tensors and no
@@ -104,6 +113,7 @@ class OCTAVO_EXPORT Attention {
 
   /// As given, with the defaults filled in.
   [[nodiscard]] const AttentionConfig& config() const noexcept { return config_; }
+  [[nodiscard]] const CacheConfig& cache_config() const noexcept { return cache_config_; }
 
  private:
   AttentionConfig config_;
@@ -126,26 +136,37 @@ struct KvView {
 };
 
 /// The lengths of a step over the caller's cache.
+///
+/// Over a cache in a GPU's memory the arrays, and those of KvView, lie there too, and no call reads
+/// them back. num_seqs and num_tokens are then maxima: sequences without tokens may fill up the
+/// rest. So are the two below. `workspace` is needed, and has planned these arrays since they
+/// changed (Workspace::plan).
 struct StepArrays {
   std::int32_t num_seqs = 0;
   std::int32_t num_tokens = 0;                  ///< token_offsets[num_seqs].
   const std::int32_t* token_offsets = nullptr;  ///< [num_seqs + 1], prefix sums of the new tokens.
   const std::int32_t* kv_lens = nullptr;  ///< [num_seqs], the step's new tokens included. Query i
                                           ///< of n stands at kv_len - n + i.
+  std::int32_t max_new_tokens = 0;        ///< Of one sequence; 0 is num_tokens. GPUs alone.
+  std::int32_t max_kv_len = 0;     ///< Of one sequence; 0 is what a row can hold. GPUs alone.
+  Workspace* workspace = nullptr;  ///< GPUs alone.
 };
 
 /// Attention over the caller's cache; the new tokens are already in it (see append_tokens).
 /// Otherwise as Attention::attend.
 ///
 /// Errors: InvalidArgument as there, and for page ids out of range (on the CPU, every id that would
-/// be read is checked), lengths beyond the view, offsets that fall; Unsupported.
+/// be read is checked), lengths beyond the view, offsets that fall; Unsupported. On a GPU a
+/// sequence with such a fault writes nothing and gives 0 and -inf; Workspace::check names it. There
+/// `fused` sets V's slots behind a sequence's end, up to 128 and no farther than the page's end, to
+/// 0: the page that holds a sequence's last token must hold no other's later tokens.
 OCTAVO_EXPORT void attend(const AttentionConfig& config, const KvView& cache,
                           const StepArrays& step, const LayerInputs& inputs, const TensorView& out,
                           const TensorView* lse = nullptr, Stream stream = {});
 
 /// Writes new keys and values into the caller's cache, at the last positions of each sequence,
-/// rotating K when asked. Errors: as attend. Of `config`, the head counts, head dims and
-/// num_threads are used.
+/// rotating K when asked. Errors: as attend; on a GPU tokens of a sequence whose kv_len does not
+/// cover them are left out. Of `config`, the head counts, head dims and num_threads are used.
 OCTAVO_EXPORT void append_tokens(const AttentionConfig& config, const KvView& cache,
                                  const StepArrays& step, const LayerInputs& inputs,
                                  Stream stream = {});

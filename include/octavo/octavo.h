@@ -8,8 +8,10 @@
 #include <octavo/convert.h>
 #include <octavo/dlpack.h>
 #include <octavo/error.h>
+#include <octavo/graphed_step.h>
 #include <octavo/merge.h>
 #include <octavo/plan.h>
 #include <octavo/tensor.h>
 #include <octavo/types.h>
 #include <octavo/version.h>
+#include <octavo/workspace.h>

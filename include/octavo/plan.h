@@ -25,6 +25,17 @@ struct SequenceStep {
   std::int64_t new_tokens = 0;
 };
 
+/// The most that a step may hold: what a call is sized by when it is to serve other steps too, as
+/// in a captured graph.
+struct StepMaxima {
+  std::int32_t num_seqs = 0;
+  std::int32_t num_tokens = 0;      ///< All new tokens of the step.
+  std::int32_t max_new_tokens = 0;  ///< Of one sequence.
+  std::int32_t max_kv_len = 0;      ///< Keys of one sequence, new ones included.
+
+  friend bool operator==(const StepMaxima&, const StepMaxima&) = default;
+};
+
 /// Rows that a step copies from page to page before its first layer, in all layers, K and V
 /// (copy-on-write, forks). Copies are carried out in the order listed.
 struct PageCopy {

@@ -7,8 +7,10 @@
 #include "api/callers_cache.h"
 #include "api/config.h"
 #include "api/layer.h"
+#include "api/workspace_impl.h"
 #include "base/error.h"
 #include "base/math.h"
+#include "device/gpu.h"
 #include "dispatch/run.h"
 
 namespace octavo {
@@ -169,22 +171,30 @@ kernels::StepBatch device_lengths(const KvView& cache, const StepArrays& step) {
 
 void attend(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
             const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
-            Stream /*stream*/) {
+            Stream stream) {
   const AttentionConfig c = api::checked(config);
+  if (cache.k.device.type == DeviceType::Cuda) {
+    api::attend_on_gpu(c, cache, step, inputs, out, lse, stream);
+    return;
+  }
   const kernels::KvPages pages = api::checked_pages(c, cache, false, {});
   const kernels::StepBatch batch = checked_batch(cache, step, false);
-  const kernels::AttendParams params = api::attend_params(
-      c, inputs, step_shape(step, inputs.format), {batch, batch}, pages, out, lse);
-  const Backend backend =
-      dispatch::choose(c.backend, api::attend_request(c, params, cache.k.device));
+  const api::StepShape shape = step_shape(step, inputs.format);
+  const kernels::AttendParams params =
+      api::attend_params(c, inputs, shape, {batch, batch}, pages, out, lse);
+  const Backend backend = dispatch::choose(c.backend, api::attend_request(c, params, shape));
   plan::ScheduleSet schedules;
   device::HostBuffer workspace;
   dispatch::attend(backend, c.batch_invariant, params, schedules, workspace);
 }
 
 void append_tokens(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
-                   const LayerInputs& inputs, Stream /*stream*/) {
+                   const LayerInputs& inputs, Stream stream) {
   const AttentionConfig c = api::checked(config);
+  if (cache.k.device.type == DeviceType::Cuda) {
+    api::append_on_gpu(c, cache, step, inputs, stream);
+    return;
+  }
   const kernels::KvPages pages = api::checked_pages(c, cache, true, {});
   const kernels::StepBatch batch = checked_batch(cache, step, true);
   // Asked of the definition, which takes every layout: the append depends on nothing else.
@@ -196,14 +206,38 @@ void append_tokens(const AttentionConfig& config, const KvView& cache, const Ste
 
 Explanation explain(const AttentionConfig& config, const KvView& cache, const LayerInputs& inputs) {
   const AttentionConfig c = api::checked(config);
-  const kernels::KvPages pages = api::checked_pages(c, cache, false, {});
-  dispatch::Request request = dispatch::make_request(c, pages.dtype, cache.k.device);
+  const Device device = cache.k.device;
+  if (device.type == DeviceType::Cuda)
+    static_cast<void>(device::require_gpu(device, "cache.k.device"));
+  const device::DeviceGuard guard(device);
+  const kernels::KvPages pages = api::checked_pages(c, cache, false, device);
+  dispatch::Request request = dispatch::make_request(c, pages.dtype, device);
   request.dense_cache_rows = (pages.k.dim_stride == 1 || c.head_dim == 1) &&
                              (pages.v.dim_stride == 1 || c.head_dim_v == 1);
-  if (inputs.q.rank > 0 && inputs.q.rank <= kMaxRank) {
+  const bool has_q = inputs.q.rank > 0 && inputs.q.rank <= kMaxRank;
+  if (has_q) {
     request.q_dtype = inputs.q.dtype;
     request.dense_token_rows =
         inputs.q.strides[static_cast<std::size_t>(inputs.q.rank - 1)] == 1 || c.head_dim == 1;
+  }
+  if (device.type == DeviceType::Cuda) {
+    // What is not known of q and out is taken to fit.
+    kernels::AttendParams params;
+    params.kv = pages;
+    params.head_dim = c.head_dim;
+    params.head_dim_v = c.head_dim_v;
+    params.q_dtype = has_q ? inputs.q.dtype : pages.dtype;
+    params.out_dtype = params.q_dtype;
+    params.q_layout.dim_stride = request.dense_token_rows ? 1 : 0;
+    params.q_layout.ragged = inputs.format == TensorFormat::Thd;
+    params.softcap = c.softcap;
+    params.causal = c.mask == Mask::Causal;
+    params.window_left = c.window.left;
+    params.window_right = c.window.right;
+    params.sinks = inputs.sinks;
+    params.alibi_slopes = inputs.alibi_slopes;
+    params.rope.rotary_dim = inputs.rope == nullptr ? 0 : 1;
+    kernels::fused::describe(params, request.fused);
   }
   return dispatch::explain_all(c.backend, request);
 }

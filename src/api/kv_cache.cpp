@@ -116,7 +116,7 @@ dispatch::GpuStorage CacheImpl::gpu_storage() const {
 }
 
 kernels::StepBatch CacheImpl::begun_batch() const {
-  return gpu != nullptr ? gpu->batch(*begun.data()) : begun_host_batch();
+  return gpu != nullptr ? gpu->batch(begun.num_seqs(), begun.num_tokens()) : begun_host_batch();
 }
 
 kernels::StepBatch CacheImpl::begun_host_batch() const {

@@ -23,7 +23,7 @@ kernels::AppendParams append_params(const AttentionConfig& config, const LayerIn
   params.num_kv_heads = config.num_kv_heads;
   params.head_dim = config.head_dim;
   params.head_dim_v = config.head_dim_v;
-  params.rope = rope_params(inputs, config.head_dim, batches.host, shape.device);
+  params.rope = rope_params(inputs, config.head_dim, batches.host, shape);
   params.num_threads = config.num_threads;
   return params;
 }
@@ -59,21 +59,43 @@ kernels::AttendParams attend_params(const AttentionConfig& config, const LayerIn
   check_pointer("alibi_slopes", inputs.alibi_slopes, shape.device);
   params.sinks = inputs.sinks;
   params.alibi_slopes = inputs.alibi_slopes;
-  params.rope = rope_params(inputs, config.head_dim, batches.host, shape.device);
+  params.rope = rope_params(inputs, config.head_dim, batches.host, shape);
   params.num_threads = config.num_threads;
   return params;
 }
 
 dispatch::Request attend_request(const AttentionConfig& config, const kernels::AttendParams& params,
-                                 Device device) {
-  dispatch::Request request = dispatch::make_request(config, params.kv.dtype, device);
+                                 const StepShape& shape) {
+  dispatch::Request request = dispatch::make_request(config, params.kv.dtype, shape.device);
   request.q_dtype = params.q_dtype;
   request.dense_cache_rows = (params.kv.k.dim_stride == 1 || config.head_dim == 1) &&
                              (params.kv.v.dim_stride == 1 || config.head_dim_v == 1);
   request.dense_token_rows = (params.q_layout.dim_stride == 1 || config.head_dim == 1) &&
                              (params.out_layout.dim_stride == 1 || config.head_dim_v == 1);
-  if (device.type == DeviceType::Cuda) kernels::fused::describe(params, request.fused);
+  request.fused.q_len = shape.max_new_tokens;
+  request.fused.kv_len = shape.max_kv_len;
+  if (shape.device.type == DeviceType::Cuda) kernels::fused::describe(params, request.fused);
   return request;
+}
+
+void check_within(const StepPlan& plan, const StepMaxima& maxima) {
+  const auto check = [](const char* what, std::int32_t most, std::int32_t got) {
+    if (got > most) base::throw_mismatch(what, fmt::format("at most {}", most), got);
+  };
+  check("plan.num_seqs", maxima.num_seqs, plan.num_seqs());
+  check("plan.num_tokens", maxima.num_tokens, plan.num_tokens());
+  check("plan.max_new_tokens", maxima.max_new_tokens, plan.max_new_tokens());
+  check("plan.max_kv_len", maxima.max_kv_len, plan.max_kv_len());
+}
+
+void check_maxima(const StepMaxima& maxima) {
+  const auto check = [](const char* what, std::int32_t got) {
+    if (got < 1) base::throw_mismatch(what, "at least 1", got);
+  };
+  check("maxima.num_seqs", maxima.num_seqs);
+  check("maxima.num_tokens", maxima.num_tokens);
+  check("maxima.max_new_tokens", maxima.max_new_tokens);
+  check("maxima.max_kv_len", maxima.max_kv_len);
 }
 
 }  // namespace octavo::api

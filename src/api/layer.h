@@ -11,7 +11,8 @@
 
 namespace octavo::api {
 
-/// A step in memory of the device and, for the checks, in the host's. On the CPU both are one.
+/// A step in memory of the device and, for the checks, in the host's. On the CPU both are one; of a
+/// bounded step the host's has no lengths.
 struct StepBatches {
   kernels::StepBatch device;
   kernels::StepBatch host;
@@ -30,6 +31,11 @@ kernels::AttendParams attend_params(const AttentionConfig& config, const LayerIn
 
 /// What the call asks of a backend.
 dispatch::Request attend_request(const AttentionConfig& config, const kernels::AttendParams& params,
-                                 Device device);
+                                 const StepShape& shape);
+
+/// What a step within the maxima may not exceed. Throws InvalidArgument naming the maximum.
+void check_within(const StepPlan& plan, const StepMaxima& maxima);
+/// Throws InvalidArgument for maxima that no step has.
+void check_maxima(const StepMaxima& maxima);
 
 }  // namespace octavo::api

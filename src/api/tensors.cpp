@@ -165,7 +165,7 @@ void set_lse(const TensorView* lse, Device device, kernels::AttendParams& params
 }
 
 kernels::RopeParams rope_params(const LayerInputs& inputs, std::int32_t head_dim,
-                                const kernels::StepBatch& batch, Device device) {
+                                const kernels::StepBatch& host, const StepShape& shape) {
   kernels::RopeParams params;
   if (inputs.rope == nullptr) return params;
   const Rope& rope = *inputs.rope;
@@ -196,19 +196,27 @@ kernels::RopeParams rope_params(const LayerInputs& inputs, std::int32_t head_dim
                : std::string("at least 0");
     base::throw_mismatch("position of a new token", wanted, position);
   };
-  check_pointer("rope.cos", rope.cos, device);
-  check_pointer("rope.sin", rope.sin, device);
-  check_pointer("positions", inputs.positions, device);
+  check_pointer("rope.cos", rope.cos, shape.device);
+  check_pointer("rope.sin", rope.sin, shape.device);
+  check_pointer("positions", inputs.positions, shape.device);
   if (inputs.positions != nullptr) {
-    if (device.type == DeviceType::Cuda) return params;
-    for (std::int32_t i = 0; i < batch.num_tokens; ++i) check(inputs.positions[i]);
+    if (shape.device.type == DeviceType::Cuda) return params;
+    for (std::int32_t i = 0; i < host.num_tokens; ++i) check(inputs.positions[i]);
     return params;
   }
-  for (std::int32_t b = 0; b < batch.num_seqs; ++b) {
-    const std::int32_t new_tokens = batch.token_offsets[b + 1] - batch.token_offsets[b];
+  if (shape.bounded) {
+    if (tables && rope.num_table_positions < shape.max_kv_len) {
+      base::throw_mismatch("rope.num_table_positions",
+                           fmt::format("at least {} (the most keys of a step)", shape.max_kv_len),
+                           rope.num_table_positions);
+    }
+    return params;
+  }
+  for (std::int32_t b = 0; b < host.num_seqs; ++b) {
+    const std::int32_t new_tokens = host.token_offsets[b + 1] - host.token_offsets[b];
     if (new_tokens == 0) continue;
-    check(batch.kv_lens[b] - new_tokens);
-    check(batch.kv_lens[b] - 1);
+    check(host.kv_lens[b] - new_tokens);
+    check(host.kv_lens[b] - 1);
   }
   return params;
 }

@@ -18,7 +18,9 @@ struct StepShape {
   std::int32_t num_seqs = 0;
   std::int32_t num_tokens = 0;
   std::int32_t max_new_tokens = 0;
-  Device device = {};  ///< Where they must be.
+  Device device = {};           ///< Where they must be.
+  std::int32_t max_kv_len = 0;  ///< Keys of the longest sequence.
+  bool bounded = false;         ///< All of these are maxima; the host knows no lengths.
 };
 
 /// Checks device, dtype, rank and shape of q, k, v or out, and that data is there where elements
@@ -40,9 +42,9 @@ void check_extent(const char* name, const ConstTensorView& tensor, std::int32_t 
                   std::int64_t wanted);
 void check_writable(const char* name, const ConstTensorView& tensor);
 
-/// Checks RoPE and its positions against a step, whose lengths are on the host. Positions of the
-/// caller's in a GPU's memory are not read.
+/// Checks RoPE and its positions against a step, whose lengths are on the host unless it is
+/// bounded. Positions of the caller's in a GPU's memory are not read.
 kernels::RopeParams rope_params(const LayerInputs& inputs, std::int32_t head_dim,
-                                const kernels::StepBatch& batch, Device device);
+                                const kernels::StepBatch& host, const StepShape& shape);
 
 }  // namespace octavo::api

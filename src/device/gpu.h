@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -108,6 +109,22 @@ class Event {
   bool recorded_ = false;
 };
 
+/// Work that is captured once and then enqueued as a whole.
+class CapturedWork {
+ public:
+  CapturedWork() = default;
+  /// What `enqueue` puts on the stream that it is given. Nothing of it runs yet.
+  CapturedWork(Device device, const std::function<void(Stream)>& enqueue);
+  ~CapturedWork();
+  CapturedWork(CapturedWork&& other) noexcept;
+  CapturedWork& operator=(CapturedWork&& other) noexcept;
+
+  void launch(Stream stream) const;
+
+ private:
+  void* handle_ = nullptr;
+};
+
 /// Where a pointer's memory is. Memory that the driver does not know is the host's.
 struct Place {
   DeviceType type = DeviceType::Cpu;
@@ -116,11 +133,17 @@ struct Place {
 };
 Place place_of(const void* pointer);
 
+/// Whether work on the stream goes into a CUDA graph.
+bool is_captured(Stream stream);
+
 /// Throws InvalidArgument when the stream is another device's, unless it is being captured.
 void check_stream(Device device, Stream stream);
 
+/// Copies memory of a GPU to the host; waits for the stream.
+void read_back(void* to, const void* from, std::size_t num_bytes, Stream stream);
+
 /// With OCTAVO_SYNC=1 in the environment, waits for the stream, so that a failure shows at the call
-/// that caused it. Otherwise nothing.
+/// that caused it. Otherwise, and while the stream is captured, nothing.
 void sync_if_asked(Stream stream, const char* call);
 
 }  // namespace octavo::device

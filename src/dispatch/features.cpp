@@ -91,8 +91,12 @@ bool has_own_rows(Backend backend, const Request& request) {
 }
 
 /// Under Auto, `fused` waits until cuDNN's decode gives the same bits each time
-/// (src/kernels/cudnn/README.md); naming it takes it.
-bool taken_unnamed(Backend backend) { return backend != Backend::Fused; }
+/// (src/kernels/cudnn/README.md), and is left out where it is slow; naming it takes it.
+bool taken_unnamed(Backend backend, const Request& request) {
+  if (backend != Backend::Fused) return true;
+  return request.machine.fused_repeats &&
+         !kernels::fused::is_slow(request.fused.q_len, request.fused.kv_len);
+}
 
 kernels::fused::SupportQuery fused_query(const Request& request) {
   kernels::fused::SupportQuery query = request.fused;
@@ -212,7 +216,7 @@ Backend choose(Backend named, const Request& request) {
     throw Error(ErrorCode::Unsupported, refusal_text(explain(wanted, request)));
   }
   for (const Backend backend : kPreference) {
-    if (taken_unnamed(backend) && can_run(backend, request)) return backend;
+    if (taken_unnamed(backend, request) && can_run(backend, request)) return backend;
   }
   std::string text = "no backend can run this";
   for (const Backend backend : kPreference) {
@@ -227,8 +231,8 @@ Explanation explain_all(Backend named, const Request& request) {
   for (const Backend backend : kPreference)
     explanation.backends.push_back(explain(backend, request));
   for (const Support& support : explanation.backends) {
-    const bool candidate =
-        wanted == Backend::Auto ? taken_unnamed(support.backend) : support.backend == wanted;
+    const bool candidate = wanted == Backend::Auto ? taken_unnamed(support.backend, request)
+                                                   : support.backend == wanted;
     if (candidate && support.ok && explanation.chosen == Backend::Auto)
       explanation.chosen = support.backend;
   }

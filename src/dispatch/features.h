@@ -21,6 +21,8 @@ struct Machine {
   std::int32_t sm = 0;             ///< Of the GPU that is asked for, major * 10 + minor; 0: none.
   bool fused_compiled = false;     ///< This build has cuDNN's frontend.
   std::int32_t cudnn_version = 0;  ///< As cuDNN counts; 0: not found.
+  /// cuDNN's decode gives the same bits each time. No version was found to.
+  bool fused_repeats = false;
 };
 
 /// The machine that we are on, as far as `device` goes.

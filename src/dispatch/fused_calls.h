@@ -26,14 +26,13 @@ class FusedCalls {
   /// Another step was begun, or something else used the workspace.
   void new_step() { new_step_ = true; }
 
-  /// Opens cuDNN and builds the graph where that wasn't done yet. Throws InvalidArgument when the
-  /// workspace is too small, Unsupported with cuDNN's words when it has no such graph.
-  void check(const kernels::AttendParams& params, const kernels::StepBatch& host,
-             std::size_t workspace_bytes);
+  /// Bytes of workspace for such a call. Opens cuDNN and builds the graph where that wasn't done
+  /// yet. Throws Unsupported with cuDNN's words when it has no such graph.
+  std::size_t bytes(const kernels::AttendParams& params, const kernels::StepLengths& lengths);
 
-  /// After check, with the same arguments.
-  void attend(const kernels::AttendParams& params, const kernels::StepBatch& host, void* workspace,
-              std::size_t workspace_bytes, Stream stream);
+  /// After bytes, with the same arguments.
+  void attend(const kernels::AttendParams& params, const kernels::StepLengths& lengths,
+              void* workspace, std::size_t workspace_bytes, Stream stream);
 
  private:
   [[maybe_unused]] Device device_;  // no_fused/ does not use it

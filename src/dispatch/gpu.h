@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kernels/params.h"
 #include "plan/plan_data.h"
@@ -22,6 +23,12 @@ struct GpuStorage {
   std::int64_t v_layer_stride = 0;
 };
 
+/// Bytes of workspace that a call runs with, and with which it runs well.
+struct CallSizes {
+  std::size_t least = 0;
+  std::size_t good = 0;
+};
+
 /// What a cache keeps on its GPU beside keys and values: the begun step at fixed addresses, the
 /// ring through which steps are uploaded, the workspace, the state of the backends. All of it is
 /// made once. Calls enqueue on `stream` and are made with the device current.
@@ -33,20 +40,53 @@ class GpuCache {
   /// kEntriesPerUpload entries. Waits only when the ring is full of steps not yet run.
   virtual void begin(const detail::PlanData& plan, const GpuStorage& storage, Stream stream) = 0;
 
-  /// The begun step, in device memory.
-  [[nodiscard]] virtual kernels::StepBatch batch(const detail::PlanData& plan) const = 0;
+  /// The begun step, in device memory, as kernels for so many sequences and tokens see it.
+  [[nodiscard]] virtual kernels::StepBatch batch(std::int32_t num_seqs,
+                                                 std::int32_t num_tokens) const = 0;
 
   virtual void append(const kernels::AppendParams& params, Stream stream) = 0;
 
   /// Throws InvalidArgument when the workspace is too small for what attend would be told.
   /// Builds what the backend prepares for sizes that it has not met yet.
   virtual void check_attend(Backend backend, const kernels::AttendParams& params,
-                            const kernels::StepBatch& host) = 0;
+                            const kernels::StepLengths& lengths) = 0;
 
-  /// Attends with the backend named. `host` holds the lengths of `params.batch` in host memory.
+  /// Attends with the backend named. `lengths` are those of `params.batch`.
   virtual void attend(Backend backend, const kernels::AttendParams& params,
-                      const kernels::StepBatch& host, Stream stream) = 0;
+                      const kernels::StepLengths& lengths, Stream stream) = 0;
+
+  /// Work that was enqueued without a call of this object, a replayed graph's, used the workspace.
+  virtual void workspace_used() = 0;
 };
+
+/// What a workspace for caches of the caller's has on a GPU: the planned step, the caller's memory,
+/// the state of the backends. Takes no memory of a GPU itself.
+class GpuWorkspace {
+ public:
+  virtual ~GpuWorkspace() = default;
+
+  /// Bytes for the planned step and what a backend needs beside it.
+  virtual CallSizes sizes(Backend backend, const kernels::AttendParams& params,
+                          const StepMaxima& maxima) = 0;
+  virtual void use(void* memory, std::size_t num_bytes) = 0;
+
+  /// Enqueues the plan of a step. Throws InvalidArgument when the memory is too small for it.
+  virtual void plan(const kernels::CallersStep& step, Stream stream) = 0;
+  /// The step that was planned last; null before.
+  [[nodiscard]] virtual const kernels::CallersStep* planned() const = 0;
+  /// Its arrays, in device memory.
+  [[nodiscard]] virtual kernels::StepBatch batch() const = 0;
+  /// Waits for the stream. What was wrong with the planned step, first of all; empty if nothing.
+  [[nodiscard]] virtual std::string fault(Stream stream) = 0;
+
+  virtual void append(const kernels::AppendParams& params, Stream stream) = 0;
+  /// As GpuCache's.
+  virtual void check_attend(Backend backend, const kernels::AttendParams& params) = 0;
+  virtual void attend(Backend backend, const kernels::AttendParams& params, Stream stream) = 0;
+};
+
+/// Throws DeviceFailure, NotCompiled, InvalidArgument.
+std::unique_ptr<GpuWorkspace> make_gpu_workspace(Device device);
 
 /// Page-table entries, and page copies, that one buffer of the ring holds.
 inline constexpr std::int32_t kEntriesPerUpload = 1 << 16;

@@ -58,6 +58,23 @@ struct StepBatch {
       nullptr;  ///< [num_seqs] or null: nothing to clear behind the new end
 };
 
+/// What the host knows of a step's lengths: each of them, or maxima alone.
+struct StepLengths {
+  StepBatch batch;  ///< In host memory; not looked at when bounded.
+  bool bounded = false;
+  StepMaxima maxima = {};  ///< When bounded.
+};
+
+/// A step over a cache of the caller's in device memory, where the host has seen no length.
+struct CallersStep {
+  StepBatch batch;             ///< The caller's arrays; num_seqs and num_tokens are maxima.
+  std::int64_t num_pages = 0;  ///< Of the pool.
+  std::int64_t num_rows = 0;   ///< Of the page table; without one, of the pool.
+  std::int32_t page_size = 0;  ///< Slots.
+  std::int64_t max_slots = 0;  ///< That a row can name.
+  StepMaxima maxima = {};
+};
+
 /// Page that holds slot position `position` of batch row `b`; 0 <= position < kv_lens[b].
 constexpr std::int32_t page_of(const StepBatch& batch, std::int32_t b, std::int32_t page_idx) {
   const std::int32_t row = batch.rows != nullptr ? batch.rows[b] : b;

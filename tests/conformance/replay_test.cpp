@@ -58,6 +58,16 @@ TEST_P(Suite, AgreesWithTheOracle) {
   expect_pass(testkit::make_case(testkit::parse_spec(line)), options);
 }
 
+TEST_P(Suite, GivesTheSameBitsOverACallersCache) {
+  const auto& [backend, kind, line] = GetParam();
+  ReplayOptions options;
+  options.backend = backend;
+  options.kind = kind;
+  ReplayOptions callers = options;
+  callers.callers_cache = true;
+  expect_same_bits(testkit::make_case(testkit::parse_spec(line)), options, callers);
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, Suite,
                          Combine(ValuesIn(usable_backends()),
                                  Values(CacheKind::Paged, CacheKind::Contiguous),

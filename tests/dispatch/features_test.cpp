@@ -73,6 +73,20 @@ TEST(FeatureTable, TakesFusedWhenItIsNamedAndCudnnCan) {
   EXPECT_EQ(explain_all(Backend::Auto, on_h200(DType::BF16)).chosen, Backend::Unfused);
 }
 
+TEST(FeatureTable, TakesFusedByItselfWhereItRepeatsAndIsFast) {
+  Request request = on_h200(DType::BF16);
+  request.machine.fused_repeats = true;
+  request.fused.q_len = 1;
+  request.fused.kv_len = 8192;
+  EXPECT_EQ(choose(Backend::Auto, request), Backend::Fused);
+  request.fused.q_len = 4;
+  EXPECT_EQ(choose(Backend::Auto, request), Backend::Unfused);
+  EXPECT_EQ(explain_all(Backend::Auto, request).chosen, Backend::Unfused);
+  EXPECT_EQ(choose(Backend::Fused, request), Backend::Fused);
+  request.fused.kv_len = 500;
+  EXPECT_EQ(choose(Backend::Auto, request), Backend::Fused);
+}
+
 TEST(FeatureTable, SaysWhatCudnnLacks) {
   Request request = on_h200(DType::BF16);
   request.machine.cudnn_version = 91000;

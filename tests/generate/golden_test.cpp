@@ -11,6 +11,7 @@
 
 #include "examples/generate/chat.h"
 #include "examples/generate/options.h"
+#include "testing/device_memory.h"
 #include "tests/generate/run_model.h"
 
 namespace generate::testing {
@@ -74,6 +75,15 @@ TEST_F(Golden, UnfusedContiguous) {
 }
 TEST_F(Golden, OneAtATime) { expect_golden({.batch = 1}); }
 TEST_F(Golden, PromptsInChunksOfFive) { expect_golden({.chunk = 5}); }
+
+TEST_F(Golden, OnAGpu) {
+  const std::string trouble = octavo::testkit::device_trouble({octavo::DeviceType::Cuda, 0});
+  if (!trouble.empty()) GTEST_SKIP() << trouble;
+  const octavo::Device gpu{octavo::DeviceType::Cuda, 0};
+  expect_golden({.backend = Backend::Unfused, .device = gpu});
+  expect_golden(
+      {.kind = CacheKind::Contiguous, .backend = Backend::Unfused, .chunk = 5, .device = gpu});
+}
 
 TEST_F(Golden, AmongOtherPrompts) {
   const std::vector<std::vector<TokenId>> asked = job_.prompts;

@@ -21,13 +21,15 @@ struct Setting {
   std::size_t batch = 8;
   std::int64_t chunk = 256;
   int num_threads = 2;
+  octavo::Device device = {};
 };
 
 inline std::string describe(const Setting& setting) {
   return std::string(octavo::to_string(setting.kind)) + " " + octavo::to_string(setting.backend) +
          " page_size " + std::to_string(setting.page_size) + " num_pages " +
          std::to_string(setting.num_pages) + " batch " + std::to_string(setting.batch) + " chunk " +
-         std::to_string(setting.chunk) + " threads " + std::to_string(setting.num_threads);
+         std::to_string(setting.chunk) + " threads " + std::to_string(setting.num_threads) +
+         " on " + octavo::to_string(setting.device.type);
 }
 
 inline void PrintTo(const Setting& setting, std::ostream* out) { *out << describe(setting); }
@@ -70,6 +72,7 @@ inline Outcome run_job(const Weights& weights, const Job& job, const Setting& se
   CacheChoice choice;
   choice.kind = setting.kind;
   choice.backend = setting.backend;
+  choice.device = setting.device;
   choice.page_size = setting.page_size;
   choice.max_num_seqs = static_cast<std::int32_t>(setting.batch);
   choice.max_seq_len = job.max_seq_len;

@@ -31,7 +31,8 @@ std::vector<UnfusedChunk> cut(const Lengths& lengths, std::size_t budget,
   batch.token_offsets = offsets.data();
   batch.kv_lens = lengths.kv_lens.data();
   std::vector<UnfusedChunk> chunks;
-  for_each_chunk(of, batch, budget, [&](const UnfusedChunk& chunk) { chunks.push_back(chunk); });
+  for_each_chunk(of, {.batch = batch}, budget,
+                 [&](const UnfusedChunk& chunk) { chunks.push_back(chunk); });
   return chunks;
 }
 

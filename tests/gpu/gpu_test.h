@@ -5,6 +5,7 @@
 
 #include "testing/device_memory.h"
 
+#include <octavo/backend.h>
 #include <octavo/types.h>
 
 #include <gtest/gtest.h>
@@ -23,6 +24,13 @@ inline void require_gpu() {
   const char* required = std::getenv("OCTAVO_REQUIRE");
   ASSERT_FALSE(required != nullptr && std::string_view(required) == "cuda") << trouble;
   GTEST_SKIP() << trouble;
+}
+
+/// Skips where a backend can't be used: no cuDNN, for one.
+inline void require_backend(Backend backend) {
+  for (const BackendInfo& info : backends()) {
+    if (info.backend == backend && !info.usable) GTEST_SKIP() << info.why_not;
+  }
 }
 
 class GpuTest : public ::testing::Test {

@@ -103,6 +103,27 @@ TEST_F(GpuLayer, LeavesStorageAloneWhenItRefuses) {
   EXPECT_EQ(bytes, std::vector<std::byte>(64, std::byte{0x5A}));
 }
 
+// Positions in device memory are nobody's to check: the kernels keep inside the tables.
+TEST_F(GpuLayer, TakesTheTablesNearestRowForPositionsBeyondThem) {
+  const TwinTensor cos(DType::F32, {4, 8}, 5);
+  const TwinTensor sin(DType::F32, {4, 8}, 6);
+  const Rope rope{.cos = cos.gpu->floats(), .sin = sin.gpu->floats(), .num_table_positions = 4};
+  inputs_.rope = &rope;
+  const auto keys_at = [&](const std::vector<std::int32_t>& positions) {
+    testkit::DeviceMemory memory(kGpu, positions.size() * sizeof(std::int32_t));
+    memory.upload(positions.data(), memory.size());
+    inputs_.positions = reinterpret_cast<const std::int32_t*>(memory.data());
+    Attention(attention(), small()).append(plan_, *cache_, 0, inputs_);
+    const TensorView keys = cache_->key_storage(0);
+    std::vector<std::byte> bytes(Twins::bytes_of(keys));
+    testkit::read_device(kGpu, bytes.data(), keys.data, bytes.size());
+    return bytes;
+  };
+  const auto inside = keys_at({0, 2, 3});
+  EXPECT_EQ(keys_at({-7, 2, 1'000'000}), inside);
+  EXPECT_NE(keys_at({1, 2, 3}), inside);
+}
+
 TEST_F(GpuLayer, BackendsOfTheHostSayThatTheyAre) {
   AttentionConfig a = attention();
   a.backend = Backend::Cpu;

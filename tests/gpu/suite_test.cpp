@@ -50,6 +50,13 @@ TEST_P(GpuSuite, AgreesWithTheOracle) {
   expect_pass(make_case(parse_spec(std::get<1>(GetParam()))), options);
 }
 
+TEST_P(GpuSuite, AgreesWithTheOracleOverACallersCache) {
+  ReplayOptions options = on_gpu();
+  options.kind = std::get<0>(GetParam());
+  options.callers_cache = true;
+  expect_pass(make_case(parse_spec(std::get<1>(GetParam()))), options);
+}
+
 TEST_P(GpuSuite, GivesTheSameBitsTwice) {
   ReplayOptions options = on_gpu();
   options.kind = std::get<0>(GetParam());
@@ -59,6 +66,36 @@ TEST_P(GpuSuite, GivesTheSameBitsTwice) {
 INSTANTIATE_TEST_SUITE_P(Unfused, GpuSuite,
                          Combine(Values(CacheKind::Paged, CacheKind::Contiguous),
                                  ValuesIn(suite())),
+                         suite_name);
+
+/// Lines that cuDNN can run; whole lives among them.
+class GpuFused : public GpuTestWith<std::tuple<CacheKind, std::string>> {
+ protected:
+  void SetUp() override {
+    GpuTestWith::SetUp();
+    if (!IsSkipped() && !HasFatalFailure()) require_backend(Backend::Fused);
+  }
+  static void expect_right(bool callers_cache) {
+    ReplayOptions options = on_gpu();
+    options.backend = Backend::Fused;
+    options.kind = std::get<0>(GetParam());
+    options.callers_cache = callers_cache;
+    expect_pass(make_case(parse_spec(std::get<1>(GetParam()))), options);
+  }
+};
+
+TEST_P(GpuFused, AgreesWithTheOracle) { expect_right(false); }
+TEST_P(GpuFused, AgreesWithTheOracleOverACallersCache) { expect_right(true); }
+
+INSTANTIATE_TEST_SUITE_P(Fused, GpuFused,
+                         Combine(Values(CacheKind::Paged, CacheKind::Contiguous),
+                                 Values("b3 q1 s17 steps3 hq9 hkv3 d64 p16 bf16 seed4",
+                                        "b2 q5 s63 steps3 hq4 hkv1 d64 p7 f16 bshd seed5",
+                                        "b2 q64 s65 steps2 hq7 hkv1 d32 p3 bf16 sbhd seed6",
+                                        "b1 q2 s700 steps2 hq6 hkv2 d32 p16 bf16 seed9",
+                                        "b2 q2 s40 hq4 hkv1 d192 dv128 p16 bf16 seed14",
+                                        "b3 q7 s50 steps6 hq4 hkv2 d32 p8 f16 w24,0 life seed161",
+                                        "b4 q3 s30 steps8 hq4 hkv1 d64 p4 bf16 life sbhd seed162")),
                          suite_name);
 
 class GpuPageSize : public GpuTestWith<std::int32_t> {};

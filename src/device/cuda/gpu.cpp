@@ -115,12 +115,17 @@ Place place_of(const void* pointer) {
   }
 }
 
+bool is_captured(Stream stream) {
+  if (stream.handle == nullptr) return false;  // the default stream can't be
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  OCTAVO_CUDA(cudaStreamIsCapturing(stream.handle, &capture));
+  return capture != cudaStreamCaptureStatusNone;
+}
+
 void check_stream(Device device, Stream stream) {
   if (stream.handle == nullptr) return;  // the default stream of whichever device is current
   // A stream that is being captured may not be asked.
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  OCTAVO_CUDA(cudaStreamIsCapturing(stream.handle, &capture));
-  if (capture != cudaStreamCaptureStatusNone) return;
+  if (is_captured(stream)) return;
   int index = 0;
   OCTAVO_CUDA(cudaStreamGetDevice(stream.handle, &index));
   if (index != device.index) {
@@ -129,12 +134,18 @@ void check_stream(Device device, Stream stream) {
   }
 }
 
+void read_back(void* to, const void* from, std::size_t num_bytes, Stream stream) {
+  OCTAVO_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToHost, stream.handle));
+  OCTAVO_CUDA(cudaStreamSynchronize(stream.handle));
+}
+
 void sync_if_asked(Stream stream, const char* call) {
   static const bool asked = [] {
     const char* value = std::getenv("OCTAVO_SYNC");
     return value != nullptr && std::string_view(value) == "1";
   }();
-  if (asked) check(static_cast<int>(cudaStreamSynchronize(stream.handle)), call);
+  if (asked && !is_captured(stream))
+    check(static_cast<int>(cudaStreamSynchronize(stream.handle)), call);
 }
 
 }  // namespace octavo::device

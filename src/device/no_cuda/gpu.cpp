@@ -16,10 +16,10 @@ namespace {
 }  // namespace
 
 const GpuReport& gpu_report() {
-  static const GpuReport report{
+  static const GpuReport kReport{
       .compiled = false,
       .why_none = "this build has no CUDA part: nvcc was not found or not asked"};
-  return report;
+  return kReport;
 }
 
 const Gpu& require_gpu(Device /*device*/, const char* argument) { refuse(argument); }
@@ -34,9 +34,17 @@ GpuBuffer::GpuBuffer(Device /*device*/, std::size_t /*num_bytes*/, Fill /*fill*/
                      const char* what) {
   refuse(what);
 }
-GpuBuffer::~GpuBuffer() = default;
+GpuBuffer::~GpuBuffer() { static_cast<void>(data_); }  // likewise
 GpuBuffer::GpuBuffer(GpuBuffer&&) noexcept = default;
 GpuBuffer& GpuBuffer::operator=(GpuBuffer&&) noexcept = default;
+
+CapturedWork::CapturedWork(Device /*device*/, const std::function<void(Stream)>& /*enqueue*/) {
+  refuse("device");
+}
+CapturedWork::~CapturedWork() { static_cast<void>(handle_); }  // the other build's field
+CapturedWork::CapturedWork(CapturedWork&&) noexcept = default;
+CapturedWork& CapturedWork::operator=(CapturedWork&&) noexcept = default;
+void CapturedWork::launch(Stream /*stream*/) const { refuse("device"); }
 
 Place place_of(const void* /*pointer*/) { return {}; }
 void check_stream(Device /*device*/, Stream /*stream*/) { refuse("device"); }

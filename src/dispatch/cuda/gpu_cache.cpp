@@ -3,8 +3,8 @@
 
 #include "base/error.h"
 #include "device/gpu.h"
+#include "dispatch/cuda/backend_calls.h"
 #include "dispatch/cuda/upload.h"
-#include "dispatch/fused_calls.h"
 #include "dispatch/gpu.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/convert/convert.h"
@@ -13,9 +13,7 @@
 namespace octavo::dispatch {
 namespace {
 
-// Beyond what the longest sequence needs, more workspace means fewer and larger products. A limit
-// of length that nobody means (the whole pool, say) must not take the GPU's memory.
-constexpr std::size_t kGoodWorkspace = std::size_t{256} << 20U;
+// A limit of length that nobody means (the whole pool, say) must not take the GPU's memory.
 constexpr std::size_t kMostWorkspace = std::size_t{2} << 30U;
 
 class CudaCache final : public GpuCache {
@@ -23,7 +21,7 @@ class CudaCache final : public GpuCache {
   CudaCache(const CacheConfig& config, std::int32_t max_pages_per_seq)
       : upload_(config, max_pages_per_seq),
         max_pages_per_seq_(max_pages_per_seq),
-        fused_(config.device) {
+        backends_(config.device) {
     workspace_ = static_cast<std::byte*>(config.workspace);
     workspace_bytes_ = static_cast<std::size_t>(config.workspace_bytes);
     if (workspace_ != nullptr) return;
@@ -33,14 +31,15 @@ class CudaCache final : public GpuCache {
   }
 
   void begin(const detail::PlanData& plan, const GpuStorage& storage, Stream stream) override {
-    fused_.new_step();
+    backends_.new_step();
     upload_.begin(plan, storage, stream);
   }
 
-  [[nodiscard]] kernels::StepBatch batch(const detail::PlanData& plan) const override {
+  [[nodiscard]] kernels::StepBatch batch(std::int32_t num_seqs,
+                                         std::int32_t num_tokens) const override {
     const kernels::cuda::ResidentStep& step = upload_.resident();
-    return {.num_seqs = static_cast<std::int32_t>(plan.ids.size()),
-            .num_tokens = plan.num_tokens,
+    return {.num_seqs = num_seqs,
+            .num_tokens = num_tokens,
             .token_offsets = step.token_offsets,
             .kv_lens = step.kv_lens,
             .rows = step.rows,
@@ -55,35 +54,16 @@ class CudaCache final : public GpuCache {
   }
 
   void check_attend(Backend backend, const kernels::AttendParams& params,
-                    const kernels::StepBatch& host) override {
-    if (backend == Backend::Fused) {
-      fused_.check(params, host, workspace_bytes_);
-      return;
-    }
-    OCTAVO_CHECK(backend == Backend::Unfused);
-    std::int32_t longest = 0;
-    for (std::int32_t b = 0; b < host.num_seqs; ++b) longest = std::max(longest, host.kv_lens[b]);
-    const std::size_t least = kernels::cuda::least_unfused_bytes(
-        params.num_q_heads / params.num_kv_heads, params.head_dim, params.head_dim_v, longest);
-    if (workspace_bytes_ < least) {
-      base::throw_mismatch("workspace_bytes",
-                           fmt::format("at least {} for {} tokens by unfused", least, longest),
-                           workspace_bytes_);
-    }
+                    const kernels::StepLengths& lengths) override {
+    backends_.check(backend, params, lengths, workspace_bytes_);
   }
 
-  void attend(Backend backend, const kernels::AttendParams& params, const kernels::StepBatch& host,
-              Stream stream) override {
-    if (backend == Backend::Fused) {
-      fused_.attend(params, host, workspace_, workspace_bytes_, stream);
-      device::sync_if_asked(stream, "attend");
-      return;
-    }
-    OCTAVO_CHECK(backend == Backend::Unfused);
-    fused_.new_step();  // the workspace is shared
-    unfused_.attend(params, host, workspace_, workspace_bytes_, stream.handle);
-    device::sync_if_asked(stream, "attend");
+  void attend(Backend backend, const kernels::AttendParams& params,
+              const kernels::StepLengths& lengths, Stream stream) override {
+    backends_.attend(backend, params, lengths, workspace_, workspace_bytes_, stream);
   }
+
+  void workspace_used() override { backends_.new_step(); }
 
  private:
   Upload upload_;
@@ -91,8 +71,7 @@ class CudaCache final : public GpuCache {
   device::GpuBuffer own_workspace_;
   std::byte* workspace_ = nullptr;
   std::size_t workspace_bytes_ = 0;
-  kernels::cuda::Unfused unfused_;
-  FusedCalls fused_;
+  BackendCalls backends_;
 };
 
 }  // namespace

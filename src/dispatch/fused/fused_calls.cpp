@@ -10,8 +10,16 @@
 namespace octavo::dispatch {
 namespace {
 
-kernels::fused::Maxima maxima_of(const kernels::StepBatch& host) {
+kernels::fused::Maxima maxima_of(const kernels::StepLengths& lengths) {
   kernels::fused::Maxima maxima;
+  if (lengths.bounded) {
+    maxima.num_seqs = lengths.maxima.num_seqs;
+    maxima.num_tokens = lengths.maxima.num_tokens;
+    maxima.q_len = lengths.maxima.max_new_tokens;
+    maxima.kv_len = lengths.maxima.max_kv_len;
+    return maxima;
+  }
+  const kernels::StepBatch& host = lengths.batch;
   maxima.num_seqs = host.num_seqs;
   maxima.num_tokens = host.num_tokens;
   maxima.exact = maxima.uniform = true;
@@ -32,26 +40,22 @@ kernels::fused::Maxima maxima_of(const kernels::StepBatch& host) {
 FusedCalls::FusedCalls(Device device) : device_(device) {}
 FusedCalls::~FusedCalls() = default;
 
-void FusedCalls::check(const kernels::AttendParams& params, const kernels::StepBatch& host,
-                       std::size_t workspace_bytes) {
+std::size_t FusedCalls::bytes(const kernels::AttendParams& params,
+                              const kernels::StepLengths& lengths) {
   if (attention_ == nullptr) {
     const std::int32_t sm = device::require_gpu(device_, "device").sm;
     attention_ = std::make_unique<kernels::fused::FusedAttention>(sm);
   }
-  const std::size_t wanted = attention_->workspace_bytes(params, maxima_of(host));
-  if (workspace_bytes < wanted) {
-    base::throw_mismatch("workspace_bytes", fmt::format("at least {} by fused", wanted),
-                         workspace_bytes);
-  }
+  return attention_->workspace_bytes(params, maxima_of(lengths));
 }
 
-void FusedCalls::attend(const kernels::AttendParams& params, const kernels::StepBatch& host,
+void FusedCalls::attend(const kernels::AttendParams& params, const kernels::StepLengths& lengths,
                         void* workspace, std::size_t workspace_bytes, Stream stream) {
   // cuDNN multiplies hidden V by 0 up to the end of a part. Our append leaves the slots behind each
   // end clear, but callers may write there. The last page of a sequence with new tokens is its own,
   // so clearing it again harms no sharer.
   const kernels::fused::CallOptions options{.new_step = new_step_, .clear_tails = true};
-  kernels::fused::Maxima maxima = maxima_of(host);
+  kernels::fused::Maxima maxima = maxima_of(lengths);
   // A captured graph is replayed with other lengths. Our caches go by a table, so the cuDNN graph
   // is the one that was checked.
   if (kernels::fused::is_captured(stream.handle)) maxima.exact = maxima.uniform = false;

@@ -13,6 +13,11 @@ std::unique_ptr<GpuCache> make_gpu_cache(const CacheConfig& config,
   return nullptr;
 }
 
+std::unique_ptr<GpuWorkspace> make_gpu_workspace(Device device) {
+  device::require_gpu(device, "device");
+  return nullptr;
+}
+
 std::size_t default_gpu_workspace(const CacheConfig& /*config*/) { return 0; }
 std::size_t least_gpu_workspace(const CacheConfig& /*config*/) { return 0; }
 

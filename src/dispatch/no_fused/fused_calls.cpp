@@ -13,13 +13,15 @@ namespace octavo::dispatch {
 FusedCalls::FusedCalls(Device device) : device_(device) {}
 FusedCalls::~FusedCalls() = default;
 
-void FusedCalls::check(const kernels::AttendParams& /*params*/, const kernels::StepBatch& /*host*/,
-                       std::size_t /*workspace_bytes*/) {
+std::size_t FusedCalls::bytes(const kernels::AttendParams& /*params*/,
+                              const kernels::StepLengths& /*lengths*/) {
   OCTAVO_CHECK(attention_ != nullptr);
+  return 0;
 }
 
-void FusedCalls::attend(const kernels::AttendParams& /*params*/, const kernels::StepBatch& /*host*/,
-                        void* /*workspace*/, std::size_t /*workspace_bytes*/, Stream /*stream*/) {
+void FusedCalls::attend(const kernels::AttendParams& /*params*/,
+                        const kernels::StepLengths& /*lengths*/, void* /*workspace*/,
+                        std::size_t /*workspace_bytes*/, Stream /*stream*/) {
   OCTAVO_CHECK(attention_ != nullptr);
 }
 

@@ -29,12 +29,6 @@ std::int64_t ratio_of(const PagedTensor& tensor, const PageCut& cut, std::int64_
   return cut.slots == page_size ? 1 : tensor.page_stride / (cut.slots * tensor.slot_stride);
 }
 
-// Slots from one row's start to the next's, where a row's slots lie one after another.
-std::int64_t row_slots(const PagedTensor& tensor, std::int64_t page_size) {
-  const bool slots_outermost = tensor.slot_stride >= tensor.head_stride;
-  return slots_outermost ? tensor.page_stride / tensor.slot_stride : page_size;
-}
-
 }  // namespace
 
 std::int64_t bucket(std::int64_t n) {
@@ -47,19 +41,16 @@ bool can_cut(const KvPages& kv) {
   return is_cut(kv.k, kv.page_size, 1) && is_cut(kv.v, kv.page_size, 1);
 }
 
-PageCut cut_pages(const StepBatch& batch, const KvPages& kv) {
+PageCut cut_pages(const KvPages& kv) {
   PageCut cut;
-  const bool contiguous = batch.page_table == nullptr;
   std::int64_t slots = kTailTile;
-  // A contiguous row may be followed by spare slots, which a part may reach into.
+  // No part reaches behind its page (or contiguous row), where anything may lie: other tensors too.
   const auto fits = [&](const PagedTensor& tensor) {
-    const std::int64_t extent = contiguous ? row_slots(tensor, kv.page_size) : kv.page_size;
-    return (extent % slots == 0 || kv.page_size % slots == 0) &&
-           is_cut(tensor, kv.page_size, slots);
+    return kv.page_size % slots == 0 && is_cut(tensor, kv.page_size, slots);
   };
   while (slots > 1 && !(fits(kv.k) && fits(kv.v))) slots /= 2;
   cut.slots = static_cast<std::int32_t>(slots);
-  cut.per_page = static_cast<std::int32_t>(round_up(kv.page_size, slots) / slots);
+  cut.per_page = static_cast<std::int32_t>(kv.page_size / slots);
   cut.k_ratio = static_cast<std::int32_t>(ratio_of(kv.k, cut, kv.page_size));
   cut.v_ratio = static_cast<std::int32_t>(ratio_of(kv.v, cut, kv.page_size));
   return cut;
@@ -164,7 +155,7 @@ void set_cache(const AttendParams& params, const Maxima& maxima, CallShape& shap
   const std::int64_t kv_len = round_up(
       bucket((std::max(maxima.kv_len, 1) + kTailTile - 1) / kTailTile) * kTailTile, kKeyUnit);
   if (key.paged) {
-    shape.cut = cut_pages(params.batch, kv);
+    shape.cut = cut_pages(kv);
     key.two_tables = shape.cut.k_ratio != shape.cut.v_ratio;
     key.page_size = shape.cut.slots;
     key.kv_len = kv_len;

@@ -16,7 +16,7 @@ namespace octavo::kernels::fused {
 std::int64_t bucket(std::int64_t n);
 
 /// How the pages are cut for a table of parts.
-PageCut cut_pages(const StepBatch& batch, const KvPages& kv);
+PageCut cut_pages(const KvPages& kv);
 
 /// Whether the strides allow a cut at all: pages (or rows) that start a whole number of slots
 /// apart.

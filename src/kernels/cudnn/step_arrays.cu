@@ -106,12 +106,14 @@ __global__ void prepare_step_kernel(AttendParams params, PageCut cut, StepArrays
       q_len = batch.token_offsets[b + 1] - first_token;
       kv_len = batch.kv_lens[b];
     }
+    if (kv_len <= 0) q_len = kv_len = 0;  // finish_step writes rows that see nothing
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       arrays.q_lens[r] = q_len;
       arrays.kv_lens[r] = kv_len;
       if (arrays.q_offsets != nullptr) {
         write_offsets(params, arrays, r, first_token);
-        if (r == arrays.num_rows - 1) write_offsets(params, arrays, r + 1, first_token + q_len);
+        if (r == arrays.num_rows - 1)
+          write_offsets(params, arrays, r + 1, batch.token_offsets[batch.num_seqs]);
       }
     }
     if (arrays.k_table == nullptr) continue;

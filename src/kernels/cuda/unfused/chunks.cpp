@@ -2,6 +2,7 @@
 #include "kernels/cuda/unfused/chunks.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/math.h"
 
@@ -25,12 +26,13 @@ std::int64_t rounded_keys(std::int64_t keys) {
 
 class Cut {
  public:
-  Cut(const UnfusedShape& shape, const StepBatch& batch, std::size_t budget,
+  Cut(const UnfusedShape& shape, const StepLengths& lengths, std::size_t budget,
       const std::function<void(const UnfusedChunk&)>& use)
-      : shape_(shape), batch_(batch), budget_(budget), use_(use) {}
+      : shape_(shape), lengths_(lengths), budget_(budget), use_(use) {}
 
   void run() {
-    for (std::int32_t b = 0; b < batch_.num_seqs;) {
+    const std::int32_t all = num_seqs();
+    for (std::int32_t b = 0; b < all;) {
       if (new_tokens(b) == 0) {
         ++b;
       } else {
@@ -40,8 +42,17 @@ class Cut {
   }
 
  private:
+  [[nodiscard]] std::int32_t num_seqs() const {
+    return lengths_.bounded ? lengths_.maxima.num_seqs : lengths_.batch.num_seqs;
+  }
+
   [[nodiscard]] std::int32_t new_tokens(std::int32_t b) const {
-    return batch_.token_offsets[b + 1] - batch_.token_offsets[b];
+    if (lengths_.bounded) return lengths_.maxima.max_new_tokens;
+    return lengths_.batch.token_offsets[b + 1] - lengths_.batch.token_offsets[b];
+  }
+
+  [[nodiscard]] std::int32_t kv_len(std::int32_t b) const {
+    return lengths_.bounded ? lengths_.maxima.max_kv_len : lengths_.batch.kv_lens[b];
   }
 
   [[nodiscard]] bool fits(const UnfusedChunk& chunk) const {
@@ -54,17 +65,17 @@ class Cut {
   std::int32_t take_run(std::int32_t first) {
     UnfusedChunk run{.first_seq = first, .num_seqs = 1, .num_heads = shape_.num_kv_heads};
     run.num_tokens = new_tokens(first);
-    run.num_keys = rounded_keys(batch_.kv_lens[first]);
+    run.num_keys = rounded_keys(kv_len(first));
     run.seen_keys = run.num_keys;
     double inside = static_cast<double>(run.num_tokens) * static_cast<double>(run.num_keys);
-    for (std::int32_t b = first + 1; b < batch_.num_seqs; ++b) {
+    for (std::int32_t b = first + 1; b < num_seqs(); ++b) {
       UnfusedChunk longer = run;
       longer.num_seqs = b + 1 - first;
       longer.num_tokens = std::max(run.num_tokens, new_tokens(b));
-      longer.num_keys = std::max(run.num_keys, rounded_keys(batch_.kv_lens[b]));
+      longer.num_keys = std::max(run.num_keys, rounded_keys(kv_len(b)));
       longer.seen_keys = longer.num_keys;
       const double more = inside + static_cast<double>(new_tokens(b)) *
-                                       static_cast<double>(rounded_keys(batch_.kv_lens[b]));
+                                       static_cast<double>(rounded_keys(kv_len(b)));
       const double padded = static_cast<double>(longer.num_seqs) *
                             static_cast<double>(longer.num_tokens) *
                             static_cast<double>(longer.num_keys);
@@ -115,19 +126,20 @@ class Cut {
   }
 
   [[nodiscard]] std::int64_t seen_keys(const UnfusedChunk& chunk) const {
+    // A sequence with fewer tokens than the maximum has its first ones farther back.
+    if (lengths_.bounded) return chunk.num_keys;
     std::int64_t seen = 0;
     for (std::int32_t b = chunk.first_seq; b < chunk.first_seq + chunk.num_seqs; ++b) {
       const std::int32_t last = std::min(chunk.first_token + chunk.num_tokens, new_tokens(b)) - 1;
-      const std::int64_t position = std::int64_t{batch_.kv_lens[b]} - new_tokens(b) + last;
+      const std::int64_t position = std::int64_t{kv_len(b)} - new_tokens(b) + last;
       seen = std::max(
-          seen,
-          visible_keys(shape_.causal, -1, shape_.window_right, position, batch_.kv_lens[b]).end);
+          seen, visible_keys(shape_.causal, -1, shape_.window_right, position, kv_len(b)).end);
     }
     return std::min(rounded_keys(seen), chunk.num_keys);
   }
 
   const UnfusedShape& shape_;
-  const StepBatch& batch_;
+  const StepLengths& lengths_;
   std::size_t budget_;
   const std::function<void(const UnfusedChunk&)>& use_;
 };
@@ -158,9 +170,18 @@ std::size_t least_chunk_bytes(const UnfusedShape& shape, std::int64_t kv_len) {
   return UnfusedLayout(shape, chunk).end;
 }
 
-void for_each_chunk(const UnfusedShape& shape, const StepBatch& batch, std::size_t budget,
+void for_each_chunk(const UnfusedShape& shape, const StepLengths& lengths, std::size_t budget,
                     const std::function<void(const UnfusedChunk&)>& use) {
-  Cut(shape, batch, budget, use).run();
+  Cut(shape, lengths, budget, use).run();
+}
+
+std::size_t whole_chunk_bytes(const UnfusedShape& shape, const StepLengths& lengths) {
+  std::size_t largest = 0;
+  for_each_chunk(shape, lengths, std::numeric_limits<std::size_t>::max(),
+                 [&](const UnfusedChunk& chunk) {
+                   largest = std::max(largest, UnfusedLayout(shape, chunk).end);
+                 });
+  return largest;
 }
 
 }  // namespace octavo::kernels::cuda

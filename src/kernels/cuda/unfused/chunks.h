@@ -57,8 +57,12 @@ struct UnfusedLayout {
 std::size_t least_chunk_bytes(const UnfusedShape& shape, std::int64_t kv_len);
 
 /// Calls `use` for each chunk in order; no chunk takes more than `budget` bytes, which is at least
-/// least_chunk_bytes of the longest sequence. `batch` holds lengths in host memory.
-void for_each_chunk(const UnfusedShape& shape, const StepBatch& batch, std::size_t budget,
+/// least_chunk_bytes of the longest sequence. Where only maxima are known, every sequence is taken
+/// to be as long as they allow.
+void for_each_chunk(const UnfusedShape& shape, const StepLengths& lengths, std::size_t budget,
                     const std::function<void(const UnfusedChunk&)>& use);
+
+/// Bytes of the largest chunk when nothing limits it.
+std::size_t whole_chunk_bytes(const UnfusedShape& shape, const StepLengths& lengths);
 
 }  // namespace octavo::kernels::cuda

@@ -29,6 +29,10 @@ UnfusedShape shape_of(const AttendParams& p, DType dtype) {
           .window_right = p.window_right};
 }
 
+DType product_dtype(const AttendParams& p) {
+  return p.q_dtype == p.kv.dtype ? p.kv.dtype : DType::F32;
+}
+
 class Call {
  public:
   Call(const AttendParams& params, DType dtype, std::byte* workspace, Matmul& matmul,
@@ -128,15 +132,20 @@ std::size_t least_unfused_bytes(std::int32_t group, std::int32_t head_dim, std::
   return Matmul::kScratchBytes + least_chunk_bytes(shape, kv_len);
 }
 
+std::size_t whole_unfused_bytes(const AttendParams& params, const StepLengths& lengths) {
+  return Matmul::kScratchBytes +
+         whole_chunk_bytes(shape_of(params, product_dtype(params)), lengths);
+}
+
 Unfused::Unfused() : matmul_(std::make_unique<Matmul>()) {}
 Unfused::~Unfused() = default;
 
-void Unfused::attend(const AttendParams& params, const StepBatch& host, void* workspace,
+void Unfused::attend(const AttendParams& params, const StepLengths& lengths, void* workspace,
                      std::size_t workspace_bytes, CUstream_st* stream) {
   check(pad_outputs(params, stream), "pad_outputs");
-  const DType dtype = params.q_dtype == params.kv.dtype ? params.kv.dtype : DType::F32;
+  const DType dtype = product_dtype(params);
   Call call(params, dtype, static_cast<std::byte*>(workspace), *matmul_, stream);
-  for_each_chunk(call.shape(), host, workspace_bytes - Matmul::kScratchBytes,
+  for_each_chunk(call.shape(), lengths, workspace_bytes - Matmul::kScratchBytes,
                  [&](const UnfusedChunk& chunk) { call.run(chunk); });
 }
 

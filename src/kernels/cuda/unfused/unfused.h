@@ -18,6 +18,9 @@ class Matmul;
 std::size_t least_unfused_bytes(std::int32_t group, std::int32_t head_dim, std::int32_t head_dim_v,
                                 std::int64_t kv_len);
 
+/// Bytes with which the call is cut no further than its lengths ask for.
+std::size_t whole_unfused_bytes(const AttendParams& params, const StepLengths& lengths);
+
 /// Holds what cuBLASLt prepared. For one device, one thread at a time.
 class Unfused {
  public:
@@ -27,8 +30,8 @@ class Unfused {
   Unfused& operator=(const Unfused&) = delete;
 
   /// Products are in the cache's dtype where q has it too, else in F32. `params` points to device
-  /// memory, `host` to the same lengths in the host's. Throws DeviceFailure.
-  void attend(const AttendParams& params, const StepBatch& host, void* workspace,
+  /// memory; `lengths` are the same as far as the host knows them. Throws DeviceFailure.
+  void attend(const AttendParams& params, const StepLengths& lengths, void* workspace,
               std::size_t workspace_bytes, CUstream_st* stream);
 
  private:

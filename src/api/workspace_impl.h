@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is behind a Workspace, and the calls over a caller's cache in a GPU's memory.
+#pragma once
+
+#include <octavo/workspace.h>
+
+#include <memory>
+
+#include "dispatch/gpu.h"
+
+namespace octavo::detail {
+
+struct WorkspaceImpl {
+  Device device;
+  std::unique_ptr<dispatch::GpuWorkspace> gpu;
+};
+
+}  // namespace octavo::detail
+
+namespace octavo::api {
+
+/// As the public functions, for configurations with their defaults filled in and caches that say
+/// they are a GPU's.
+void attend_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
+                   const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
+                   Stream stream);
+void append_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
+                   const LayerInputs& inputs, Stream stream);
+
+}  // namespace octavo::api

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dispatch/cuda/backend_calls.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "device/gpu.h"
+
+namespace octavo::dispatch {
+namespace {
+
+std::int32_t longest_of(const kernels::StepLengths& lengths) {
+  if (lengths.bounded) return lengths.maxima.max_kv_len;
+  std::int32_t longest = 0;
+  for (std::int32_t b = 0; b < lengths.batch.num_seqs; ++b)
+    longest = std::max(longest, lengths.batch.kv_lens[b]);
+  return longest;
+}
+
+}  // namespace
+
+std::size_t BackendCalls::least_bytes(Backend backend, const kernels::AttendParams& params,
+                                      const kernels::StepLengths& lengths) {
+  if (backend == Backend::Fused) return fused_.bytes(params, lengths);
+  OCTAVO_CHECK(backend == Backend::Unfused);
+  return kernels::cuda::least_unfused_bytes(params.num_q_heads / params.num_kv_heads,
+                                            params.head_dim, params.head_dim_v,
+                                            longest_of(lengths));
+}
+
+std::size_t BackendCalls::good_bytes(Backend backend, const kernels::AttendParams& params,
+                                     const kernels::StepLengths& lengths) {
+  const std::size_t least = least_bytes(backend, params, lengths);
+  if (backend == Backend::Fused) return least;
+  return std::max(least,
+                  std::min(kernels::cuda::whole_unfused_bytes(params, lengths), kGoodWorkspace));
+}
+
+void BackendCalls::check(Backend backend, const kernels::AttendParams& params,
+                         const kernels::StepLengths& lengths, std::size_t workspace_bytes) {
+  const std::size_t least = least_bytes(backend, params, lengths);
+  if (workspace_bytes >= least) return;
+  base::throw_mismatch(
+      "workspace_bytes",
+      backend == Backend::Fused
+          ? fmt::format("at least {} by fused", least)
+          : fmt::format("at least {} for {} tokens by unfused", least, longest_of(lengths)),
+      workspace_bytes);
+}
+
+void BackendCalls::attend(Backend backend, const kernels::AttendParams& params,
+                          const kernels::StepLengths& lengths, void* workspace,
+                          std::size_t workspace_bytes, Stream stream) {
+  if (backend == Backend::Fused) {
+    fused_.attend(params, lengths, workspace, workspace_bytes, stream);
+  } else {
+    OCTAVO_CHECK(backend == Backend::Unfused);
+    fused_.new_step();  // the workspace is shared
+    unfused_.attend(params, lengths, workspace, workspace_bytes, stream.handle);
+  }
+  device::sync_if_asked(stream, "attend");
+}
+
+}  // namespace octavo::dispatch

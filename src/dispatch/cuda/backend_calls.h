@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU's backends behind one call each: what a call needs of workspace, and the call. Holds what
+// they prepare; the workspace is whoever's it is.
+#pragma once
+
+#include <octavo/types.h>
+
+#include <cstddef>
+
+#include "dispatch/fused_calls.h"
+#include "kernels/cuda/unfused/unfused.h"
+#include "kernels/params.h"
+
+namespace octavo::dispatch {
+
+class BackendCalls {
+ public:
+  explicit BackendCalls(Device device) : fused_(device) {}
+
+  /// Another step was begun, or something else used the workspace.
+  void new_step() { fused_.new_step(); }
+
+  /// The fewest bytes of workspace with which the call runs. Builds what the backend prepares for
+  /// sizes that it has not met yet.
+  std::size_t least_bytes(Backend backend, const kernels::AttendParams& params,
+                          const kernels::StepLengths& lengths);
+
+  /// Bytes beyond which more gains little.
+  std::size_t good_bytes(Backend backend, const kernels::AttendParams& params,
+                         const kernels::StepLengths& lengths);
+
+  /// Throws InvalidArgument when `workspace_bytes` are fewer than the least.
+  void check(Backend backend, const kernels::AttendParams& params,
+             const kernels::StepLengths& lengths, std::size_t workspace_bytes);
+
+  /// After check, with the same arguments.
+  void attend(Backend backend, const kernels::AttendParams& params,
+              const kernels::StepLengths& lengths, void* workspace, std::size_t workspace_bytes,
+              Stream stream);
+
+ private:
+  kernels::cuda::Unfused unfused_;
+  FusedCalls fused_;
+};
+
+/// Beyond what the longest sequence needs, more workspace means fewer and larger products.
+inline constexpr std::size_t kGoodWorkspace = std::size_t{256} << 20U;
+
+}  // namespace octavo::dispatch

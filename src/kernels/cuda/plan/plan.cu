@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plan. One launch, bound by the latency of three dependent loads (length and row, page-table
+// entries, the writes). Some threads look at a sequence's pages, enough for its table row; every
+// block looks at all offsets for itself, so that none waits for another.
+#include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/common/step.cuh"
+#include "kernels/cuda/plan/plan.h"
+
+namespace octavo::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMostSequences = kThreads / static_cast<int>(kWarp);  // of a block
+constexpr int kNone = 0x7FFFFFFF;
+
+/// The first broken rule of the offsets goes to `first` (in shared memory), by its batch row.
+__device__ void check_offsets(const CallersStep& step, int& first) {
+  const std::int32_t* offsets = step.batch.token_offsets;
+  for (int b = static_cast<int>(threadIdx.x); b < step.batch.num_seqs; b += kThreads) {
+    if (offset_fault(step, b, offsets[b], offsets[b + 1]).kind != Fault::None) atomicMin(&first, b);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    plan_step_kernel(const __grid_constant__ CallersStep step,
+                     const __grid_constant__ PlannedStep to, int threads_per_seq) {
+  __shared__ int first_bad_offset;
+  __shared__ int first_bad_page[kMostSequences];
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int in_block = thread / threads_per_seq;
+  const int lane = thread % threads_per_seq;
+  const std::int32_t n = step.batch.num_seqs;
+  const std::int32_t b =
+      static_cast<std::int32_t>(blockIdx.x) * (kThreads / threads_per_seq) + in_block;
+  const bool is_seq = b < n;
+  if (thread == 0) first_bad_offset = kNone;
+  if (lane == 0) first_bad_page[in_block] = kNone;
+  const std::int32_t kv_len = is_seq ? step.batch.kv_lens[b] : 0;
+  const std::int32_t row = is_seq && step.batch.rows != nullptr ? step.batch.rows[b] : b;
+  __syncthreads();
+  check_offsets(step, first_bad_offset);
+
+  PlanFault fault = length_fault(step, kv_len, row);
+  const std::int32_t* pages = nullptr;
+  if (step.batch.page_table != nullptr && fault.kind == Fault::None && kv_len > 0) {
+    pages = step.batch.page_table + std::int64_t{row} * step.batch.page_table_stride;
+    const std::int32_t num_pages = (kv_len - 1) / step.page_size + 1;
+    int first = kNone;
+#pragma unroll 8
+    for (std::int32_t i = lane; i < num_pages; i += threads_per_seq) {
+      if (!is_page(step, pages[i])) first = min(first, i);
+    }
+    if (first != kNone) atomicMin(&first_bad_page[in_block], first);
+  }
+  __syncthreads();
+
+  const bool has_tokens = first_bad_offset == kNone;
+  if (blockIdx.x == 0 && thread == 0) {
+    to.token_offsets[0] = 0;
+    PlanFault whole;
+    if (!has_tokens) {
+      const int at = first_bad_offset;
+      whole =
+          offset_fault(step, at, step.batch.token_offsets[at], step.batch.token_offsets[at + 1]);
+    }
+    to.faults[n] = whole;
+  }
+  if (!is_seq || lane != 0) return;
+  const int bad_page = first_bad_page[in_block];
+  if (bad_page != kNone) fault = {Fault::Page, bad_page, pages[bad_page]};
+  const bool good = has_tokens && fault.kind == Fault::None && kv_len > 0;
+  to.token_offsets[b + 1] = has_tokens ? step.batch.token_offsets[b + 1] : 0;
+  to.kv_lens[b] = good ? kv_len : 0;
+  to.rows[b] = good ? row : 0;
+  to.faults[b] = fault;
+}
+
+/// Threads for the longest row, 8 entries a thread: from a warp to the block.
+int threads_for(const CallersStep& step) {
+  constexpr std::int64_t kEntries = 8;
+  int threads = static_cast<int>(kWarp);
+  if (step.batch.page_table == nullptr) return threads;
+  const std::int64_t longest = step.maxima.max_kv_len / step.page_size + 1;
+  while (threads < kThreads && threads * kEntries < longest) threads *= 2;
+  return threads;
+}
+
+}  // namespace
+
+int plan_step(const CallersStep& step, const PlannedStep& to, CUstream_st* stream) {
+  const int threads = threads_for(step);
+  plan_step_kernel<<<grid_for(max(step.batch.num_seqs, 1), kThreads / threads), kThreads, 0,
+                     stream>>>(step, to, threads);
+  return launched();
+}
+
+}  // namespace octavo::kernels::cuda
