@@ -56,6 +56,7 @@ ROOMS = [
     room("cli", [*TESTING, "bench"], [*PROGRAM, "json", "cli11"]),
     room("examples", libraries=PROGRAM),
     room("examples/generate", libraries=[*PROGRAM, "json", "cli11", "pcre2", "blas", "highway"]),
+    room("python", libraries=["fmt", "nanobind"]),  # the public headers, like any other user
     room("bench", [*TESTING, "src"], [*PROGRAM, "json", "highway", "benchmark"]),
     room("bench/gpu", [*TESTING, "bench"], [*PROGRAM, "cuda"]),
     room("tests/gpu", [*TESTING, "src", "tests"], [*PROGRAM, "gtest", "cuda"]),
@@ -81,6 +82,7 @@ LIBRARIES = {
     "gtest": r"(gtest|gmock)/.*",
     "rapidcheck": r"rapidcheck(/.*|\.h)",
     "benchmark": r"benchmark/.*",
+    "nanobind": r"nanobind/.*",
     "dlpack": r"dlpack/dlpack\.h",
     "cuda": r"cuda.*\.h|cublasLt\.h|mma\.h|cooperative_groups.*",
     "cudnn": r"cudnn.*",

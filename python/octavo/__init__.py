@@ -12,9 +12,10 @@ tokens is a step: plan it, begin it, then run each layer.
 
     plan = cache.plan({7: 5, 9: 1})          # sequence 7 brings 5 tokens, sequence 9 brings 1
     cache.begin(plan)
-    q = np.random.standard_normal((plan.num_tokens, 8, 64), np.float32)
-    k = np.random.standard_normal((plan.num_tokens, 2, 64), np.float32)
-    v = np.random.standard_normal((plan.num_tokens, 2, 64), np.float32)
+    random = np.random.default_rng(0)
+    q = random.standard_normal((plan.num_tokens, 8, 64), np.float32)
+    k = random.standard_normal((plan.num_tokens, 2, 64), np.float32)
+    v = random.standard_normal((plan.num_tokens, 2, 64), np.float32)
     out = attention.forward(plan, cache, 0, q, k, v)      # [6, 8, 64]
 
 Who keeps keys and values himself calls `append_tokens` and `attend` over his own arrays.
@@ -36,18 +37,11 @@ from ._errors import (
 )
 from ._native import (
     Attention,
-    BackendInfo,
-    CacheSizes,
-    CacheStats,
     Explanation,
     KvCache,
-    PageCopy,
-    PageHolder,
     Rope,
     Shortage,
     StepPlan,
-    Support,
-    TypedArray,
     __version__,
     append_tokens,
     attend,
@@ -58,6 +52,15 @@ from ._native import (
     explain,
     gather_cache,
     merge,
+)
+from ._records import (
+    BackendInfo,
+    CacheSizes,
+    CacheStats,
+    PageCopy,
+    PageHolder,
+    Support,
+    TypedArray,
 )
 
 __all__ = [

@@ -2,10 +2,12 @@
 # The compiled module: what octavo/__init__.py hands on. The docstrings of the module itself teach;
 # here stand the types. A test holds both to the same names and parameters.
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ._records import BackendInfo, CacheSizes, CacheStats, PageCopy, PageHolder, Support
 
 # Anything that shows its memory: a NumPy array, an array with __dlpack__ (PyTorch, JAX, CuPy), or a
 # TypedArray. Inputs may be read-only; what is written must be writable.
@@ -22,29 +24,6 @@ BackendName = Literal["auto", "unfused", "cpu", "fused", "flash2", "flash3"]
 Compute = Literal["same", "fp8"]
 
 __version__: str
-
-class TypedArray:
-    """An array with its dtype named: TypedArray(bits, "bf16") where bits is uint16 or int16.
-
-    For dtypes that NumPy does not have. (Arrays of ml_dtypes.bfloat16 need none: they are known.)
-    Results that are made for a TypedArray are TypedArrays too.
-    """
-
-    def __init__(self, array: Array, dtype: DType) -> None: ...
-    @property
-    def array(self) -> Array: ...
-    @property
-    def dtype(self) -> DType: ...
-
-class PageCopy(NamedTuple):
-    source: int
-    destination: int
-    num_slots: int
-
-class PageHolder(NamedTuple):
-    id: int
-    num_pages: int
-    num_shared_pages: int
 
 class Shortage:
     """What a step or a fork lacked. False in a condition."""
@@ -112,23 +91,6 @@ class StepPlan:
     def copies(self) -> list[PageCopy]: ...
     def slot(self, seq_idx: int, token_idx: int) -> int: ...
     def position(self, seq_idx: int, token_idx: int) -> int: ...
-
-class CacheStats(NamedTuple):
-    num_seqs: int
-    num_tokens: int
-    pages_total: int
-    pages_used: int
-    pages_free: int
-    pages_shared: int
-    slots_used: int
-    slots_wasted: int
-    bytes: int
-
-class CacheSizes(NamedTuple):
-    keys: int
-    values: int
-    workspace: int
-    least_workspace: int
 
 class KvCache:
     """Keys and values of many growing sequences, paged or contiguous.
@@ -237,13 +199,6 @@ class Rope:
     @property
     def base(self) -> float: ...
 
-class Support(NamedTuple):
-    backend: BackendName
-    ok: bool
-    required: list[str]
-    supported: list[str]
-    missing: list[str]
-
 class Explanation:
     """Which backend is chosen and why; str() prints a table."""
 
@@ -254,13 +209,6 @@ class Explanation:
     def reason(self) -> str: ...
     @property
     def backends(self) -> list[Support]: ...
-
-class BackendInfo(NamedTuple):
-    backend: BackendName
-    compiled: bool
-    usable: bool
-    description: str
-    why_not: str
 
 class Attention:
     """Attention with one configuration over caches like `cache`."""
