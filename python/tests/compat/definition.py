@@ -35,15 +35,15 @@ def attention(q, k, v, *, scale=None, causal=False, window=(-1, -1), softcap=0.0
             s = softcap * np.tanh(s / softcap)
         if slopes is not None:
             s = s - slopes[h] * np.abs(here - there)
-        s = np.where(seen, s, -np.inf)
-        for i in np.flatnonzero(seen.any(1)):
-            top = s[i].max()
-            p = np.exp(s[i] - top)
-            total = p.sum()
-            lse[i, h] = top + np.log(total)
-            if sinks is not None:
-                total += np.exp(sinks[h] - top)
-            out[i, h] = p @ v[:, h // (hq // hk)] / total
+        sees = seen.any(1)
+        s = np.where(seen, s, -np.inf)[sees]
+        top = s.max(1, keepdims=True, initial=-np.inf)
+        p = np.exp(s - top)
+        total = p.sum(1, keepdims=True)
+        lse[sees, h] = (top + np.log(total))[:, 0]
+        if sinks is not None:
+            total = total + np.exp(sinks[h] - top)
+        out[sees, h] = p / total @ v[:, h // (hq // hk)]
     return out, lse
 
 
@@ -78,7 +78,7 @@ def check_close(got, want, dtype, biggest, context=""):
     infinite = np.isinf(want)
     assert np.array_equal(got[infinite], want[infinite]), f"{context}: infinities"
     room = EPS[dtype] * np.abs(want) + 16 * EPS["f32"] * max(biggest, 1.0)
-    error = np.where(infinite, 0.0, np.abs(got - np.where(infinite, got, want)))
+    error = np.abs(np.where(infinite, 0.0, got) - np.where(infinite, 0.0, want))
     worst = np.unravel_index(np.argmax(error - np.where(infinite, 0, room)), error.shape) if error.size else ()
     assert error.size == 0 or (error <= room)[~infinite].all(), (
         f"{context}: at {[int(i) for i in worst]} got {got[worst]}, wanted {want[worst]} "

@@ -241,6 +241,8 @@ class Rotary(NamedTuple):
 
     def at(self, positions):
         """(rope, positions) that rotate tokens at `positions`."""
+        if not positions.size:
+            return None, None
         cos, sin = self.frame.host(self.cos, "rotary_cos"), self.frame.host(self.sin, "rotary_sin")
         if cos.shape != sin.shape or cos.ndim != 2:
             raise ValueError(

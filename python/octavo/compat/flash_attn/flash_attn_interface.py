@@ -9,6 +9,10 @@ from ._core import check_tuning, one_of, refuse
 _NO_WINDOW = (-1, -1)
 
 
+def _given(*descales):
+    return None if all(d is None for d in descales) else descales
+
+
 def flash_attn_with_kvcache(
     q,
     k_cache,
@@ -62,7 +66,6 @@ def flash_attn_with_kvcache(
     refuse(qv=qv, attention_chunk=attention_chunk, scheduler_metadata=scheduler_metadata, sm_margin=sm_margin)
     if num_splits or pack_gqa is not None:
         check_tuning(num_splits, pack_gqa)
-    descales = (q_descale, k_descale, v_descale)
     return _calls.with_kvcache(
         q,
         k_cache,
@@ -85,7 +88,7 @@ def flash_attn_with_kvcache(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         sinks=sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
-        descales=None if descales == (None, None, None) else descales,
+        descales=_given(q_descale, k_descale, v_descale),
         return_softmax_lse=return_softmax_lse,
     )
 
@@ -130,7 +133,6 @@ def flash_attn_varlen_func(
     """
     refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
     check_tuning(num_splits, pack_gqa)
-    descales = (q_descale, k_descale, v_descale)
     out, lse = _calls.varlen(
         q,
         k,
@@ -146,7 +148,7 @@ def flash_attn_varlen_func(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         sinks=one_of(sinks=sinks, learnable_sink=learnable_sink),
-        descales=None if descales == (None, None, None) else descales,
+        descales=_given(q_descale, k_descale, v_descale),
         want_lse=return_attn_probs,
     )
     return (out, lse, _calls.no_probs(q)) if return_attn_probs else out
@@ -182,7 +184,6 @@ def flash_attn_func(
     """
     refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
     check_tuning(num_splits, pack_gqa)
-    descales = (q_descale, k_descale, v_descale)
     out, lse = _calls.dense(
         q,
         k,
@@ -193,7 +194,7 @@ def flash_attn_func(
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         sinks=one_of(sinks=sinks, learnable_sink=learnable_sink),
-        descales=None if descales == (None, None, None) else descales,
+        descales=_given(q_descale, k_descale, v_descale),
         want_lse=return_attn_probs,
     )
     return (out, lse, _calls.no_probs(q)) if return_attn_probs else out

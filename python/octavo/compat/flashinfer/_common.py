@@ -98,7 +98,7 @@ class Maths:
         self.window_left = window_left
         self.softcap = 0.0 if logits_soft_cap is None else float(logits_soft_cap)
         self.scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
-        self.slopes = self.rope = None
+        self.slopes = None
         self.rope_args = None
         self.batch_invariant = batch_invariant
         if pos_encoding_mode == "ALIBI":
@@ -110,12 +110,18 @@ class Maths:
         elif pos_encoding_mode == "ROPE_LLAMA":
             self.rope_args = (rope_scale or 1.0, rope_theta or 1e4)
 
-    def rope_for(self, head_dim, longest):
+    def rope_from(self, first, head_dim, longest):
+        """Tables of the positions first, first + 1, ... for at least `longest` of them."""
         scale, theta = self.rope_args
-        if scale == 1.0:
-            return octavo.Rope("half", base=theta)
-        angles = np.outer(np.arange(longest) / scale, theta ** (-np.arange(0, head_dim, 2) / head_dim))
-        return octavo.Rope("half", cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32))
+        return _rope_tables(scale, theta, head_dim, first, 1 << max(longest - 1, 63).bit_length())
+
+
+@functools.lru_cache(maxsize=8)
+def _rope_tables(scale, theta, head_dim, first, count):
+    places = np.arange(first, first + count) / scale
+    angles = np.outer(places, theta ** (-np.arange(0, head_dim, 2) / head_dim))
+    cos, sin = (np.ascontiguousarray(f(angles), np.float32) for f in (np.cos, np.sin))
+    return octavo.Rope("half", cos=cos, sin=sin)
 
 
 class Keys:
@@ -171,8 +177,12 @@ def unpack(frame, paged_kv_cache, kv_layout):
     return (k.swapaxes(1, 2), v.swapaxes(1, 2)) if kv_layout == "HND" else (k, v)
 
 
-def _rotated(maths, k, v, keys):
-    """Keys turned by their positions, in float32 rows of their own: FlashInfer keeps them unturned."""
+def _rotated(maths, k, v, keys, q_lens):
+    """Keys turned by their positions, in float32 rows of their own: FlashInfer keeps them unturned.
+
+    Returns k, v, keys, and the rope and positions of the queries. A query may stand before the first
+    key, so the tables start as far below 0 as that.
+    """
     b = keys.kv_lens.shape[0]
     longest = max(keys.longest, 1)
     shapes = [(b, longest) + x.shape[2:] for x in (k, v)]
@@ -188,12 +198,28 @@ def _rotated(maths, k, v, keys):
         v=rows[1],
     )
     turned = [np.empty(s, np.float32) for s in shapes]
-    offsets = np.zeros(b + 1, np.int32)
-    np.cumsum(keys.kv_lens, out=offsets[1:])
-    rope = maths.rope_for(k.shape[-1], longest)
+    before = max(int((q_lens - keys.kv_lens).max()) if b else 0, 0)
+    rope = maths.rope_from(-before, k.shape[-1], longest + before)
     if keys.longest:
-        octavo.append_tokens(*rows, *turned, keys.kv_lens, token_offsets=offsets, format="bshd", rope=rope)
-    return turned[0], turned[1], Keys(keys.kv_lens), rope
+        offsets = np.zeros(b + 1, np.int32)
+        np.cumsum(keys.kv_lens, out=offsets[1:])
+        octavo.append_tokens(
+            *rows,
+            *turned,
+            keys.kv_lens,
+            token_offsets=offsets,
+            format="bshd",
+            rope=rope,
+            positions=_positions(np.full(b, before), keys.kv_lens),
+        )
+    return turned[0], turned[1], Keys(keys.kv_lens), rope, _positions(keys.kv_lens - q_lens + before, q_lens)
+
+
+def _positions(starts, counts):
+    """starts[b], starts[b] + 1, ... for counts[b] tokens each, packed."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if ends.size else 0
+    return (np.arange(total) + np.repeat(starts - (ends - counts), counts)).astype(np.int32)
 
 
 def attend(frame, q, host, k, v, keys, offsets, maths, *, out, lse, want_lse, scales, sinks, out_dtype=None):
@@ -206,11 +232,13 @@ def attend(frame, q, host, k, v, keys, offsets, maths, *, out, lse, want_lse, sc
         if maths.slopes is not None:
             raise not_covered("the LSE with pos_encoding_mode ALIBI")
         made_lse, into_lse = _given(frame, q, lse, (tokens, heads), frame.float32, "lse")
-    rope = None
-    if maths.rope_args is not None:
-        k, v, keys, rope = _rotated(maths, k, v, keys)
     if not (k.shape[0] and k.shape[1]):
         k, v = (np.zeros((max(x.shape[0], 1), 1) + x.shape[2:], x.dtype) for x in (k, v))
+    rope = positions = None
+    if maths.rope_args is not None and tokens:
+        b = len(keys.kv_lens)
+        q_lens = np.full(b, tokens // b, np.int32) if offsets is None else np.diff(offsets)
+        k, v, keys, rope, positions = _rotated(maths, k, v, keys, q_lens)
     q_scale, k_scale, v_scale = scales
     scale = maths.scale
     for factor in (q_scale, k_scale):
@@ -233,6 +261,7 @@ def attend(frame, q, host, k, v, keys, offsets, maths, *, out, lse, want_lse, sc
         sinks=None if sinks is None else floats(sinks, "sinks", (heads,)),
         alibi_slopes=maths.slopes,
         rope=rope,
+        positions=positions,
         batch_invariant=maths.batch_invariant,
     )
     if into_lse is not None:
