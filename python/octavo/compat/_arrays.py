@@ -7,6 +7,7 @@ handed to the library. Nothing here computes attention.
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import numpy as np
@@ -16,6 +17,15 @@ import octavo
 _INT32 = np.dtype(np.int32)
 _BITS = np.dtype(np.int16)
 _as_strided = np.lib.stride_tricks.as_strided
+_DTYPES = {
+    "float32": "f32",
+    "float16": "f16",
+    "half": "f16",
+    "bfloat16": "bf16",
+    "f32": "f32",
+    "f16": "f16",
+    "bf16": "bf16",
+}
 
 
 def not_covered(what: str, hint: str = "") -> NotImplementedError:
@@ -48,7 +58,7 @@ class NumpyFramework:
     def finish(self, made):
         return made
 
-    def needs_grad(self, *arrays):
+    def needs_grad(self, q, k, v):
         return False
 
     float32 = np.dtype(np.float32)
@@ -95,10 +105,8 @@ class TorchFramework:
     def finish(self, made):
         return made
 
-    def needs_grad(self, *arrays):
-        return self._torch.is_grad_enabled() and any(
-            isinstance(a, self._tensor) and a.requires_grad for a in arrays
-        )
+    def needs_grad(self, q, k, v):
+        return (q.requires_grad or k.requires_grad or v.requires_grad) and self._torch.is_grad_enabled()
 
 
 class JaxFramework:
@@ -125,7 +133,7 @@ class JaxFramework:
     def finish(self, made):
         return self._jax.numpy.asarray(made)
 
-    def needs_grad(self, *arrays):
+    def needs_grad(self, q, k, v):
         return False
 
     float32 = np.dtype(np.float32)
@@ -133,29 +141,43 @@ class JaxFramework:
 
 
 _NUMPY = NumpyFramework()
-_made: dict[str, object] = {}
+_by_type = {np.ndarray: _NUMPY, octavo.TypedArray: _NUMPY}
+_by_module: dict[str, object] = {}
 
 
 def framework(x, name="q"):
     """The framework of an array, by what the program has imported itself."""
-    if isinstance(x, (np.ndarray, octavo.TypedArray)):
-        return _NUMPY
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        if "torch" not in _made:
-            _made["torch"] = TorchFramework(torch)
-        return _made["torch"]
-    jax = sys.modules.get("jax")
-    if jax is not None and isinstance(x, jax.Array):
-        if "jax" not in _made:
-            _made["jax"] = JaxFramework(jax)
-        return _made["jax"]
-    raise TypeError(f"{name}: wanted a PyTorch tensor, a NumPy or a JAX array, got {type(x).__name__}")
+    known = _by_type.get(type(x))
+    return known if known is not None else _find_framework(x, name)
+
+
+def _find_framework(x, name):
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if isinstance(x, np.ndarray):
+        found = _NUMPY
+    elif torch is not None and isinstance(x, torch.Tensor):
+        found = _by_module.setdefault("torch", TorchFramework(torch))
+    elif jax is not None and isinstance(x, jax.Array):
+        found = _by_module.setdefault("jax", JaxFramework(jax))
+    else:
+        raise TypeError(f"{name}: wanted a PyTorch tensor, a NumPy or a JAX array, got {type(x).__name__}")
+    return _by_type.setdefault(type(x), found)
 
 
 def native(host):
     """A host array as the library takes it."""
     return octavo.TypedArray(host, "bf16") if host.dtype is _BITS or host.dtype == _BITS else host
+
+
+@functools.lru_cache(maxsize=64)
+def dtype_name(dtype):
+    """f32, f16 or bf16 of a name, a NumPy or a PyTorch dtype."""
+    text = dtype if isinstance(dtype, str) else str(dtype).replace("torch.", "")
+    if text not in _DTYPES:
+        text = getattr(dtype, "__name__", text)
+    if text not in _DTYPES:
+        raise not_covered(f"dtype {dtype}", "float32, float16 and bfloat16 are")
+    return _DTYPES[text]
 
 
 def ints(x, name, length=None):

@@ -64,7 +64,7 @@ def with_kvcache(
     if rotary is not None:
         # As in FlashAttention: without a causal mask or a window all queries stand at the first place.
         local = causal or tuple(window_size) not in ((-1, -1), (None, None))
-        counts = np.diff(queries.offsets) if queries.offsets is not None else core._full(b, queries.q_len)
+        counts = core.lengths(queries.offsets) if queries.offsets is not None else core._full(b, queries.q_len)
         places = core.positions_from(starts, counts) if local else np.repeat(starts, counts)
         rope, places = rotary.at(places)
         queries = queries._replace(rope=rope, positions=places)
@@ -103,7 +103,7 @@ def _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts):
         counts = core._full(b, hk.shape[1])
     else:
         offsets = ints(cu_seqlens_k_new, "cu_seqlens_k_new", b + 1)
-        counts = np.diff(offsets)
+        counts = core.lengths(offsets)
     lens = keys.kv_lens + counts
     rope, places = (None, None) if rotary is None else rotary.at(core.positions_from(starts, counts))
     if hk.size:
@@ -151,17 +151,19 @@ def varlen(
     ends = None if cu_seqlens_k is None else ints(cu_seqlens_k, "cu_seqlens_k", b + 1)
     if used is None and ends is None:
         raise ValueError("cu_seqlens_k: wanted it or seqused_k, got neither")
-    lens = used if used is not None else np.diff(ends)
+    lens = used if used is not None else core.lengths(ends)
     if page_table is not None:
         keys = core.Keys(hk, hv, lens, ints(page_table, "block_table"), None)
     else:
         if ends is None:
             raise ValueError("cu_seqlens_k: wanted where each sequence starts, got None")
-        if b and (ends[0] < 0 or ends[-1] > hk.shape[0] or (lens > np.diff(ends)).any()):
+        if b and ends[-1] > hk.shape[0]:
             raise ValueError(f"cu_seqlens_k: wanted within k's {hk.shape[0]} rows, got {ends.tolist()}")
+        if used is not None and (used > core.lengths(ends)).any():
+            raise ValueError(f"seqused_k: wanted within cu_seqlens_k, got {used.tolist()}")
         longest = max(int(lens.max()) if b else 0, 1)
         rows = [sliding_rows(x, x.shape[0], longest) for x in (hk, hv)]
-        keys = core.Keys(*core.some_slots(*rows), lens, None, _starts(ends[:-1], lens))
+        keys = core.Keys(*core.some_slots(*rows), lens, None, ends[:-1])
     opts = core.options(softmax_scale, causal, window_size, softcap, sinks, queries.host.shape[-2])
     v_descale = None
     if descales is not None:
@@ -172,15 +174,10 @@ def varlen(
     return core.attend(frame, q, queries, keys, opts, alibi_slopes, want_lse, v_descale)
 
 
-def _starts(starts, lens):
-    """First rows; a sequence without keys may start behind the last one, which is never read."""
-    return np.where(lens > 0, starts, 0).astype(np.int32)
-
-
 def _partly_used(frame, q, queries, keys, opts, alibi_slopes, want_lse, v_descale, seqused_q):
     """The first seqused_q[b] queries of each sequence; the others' rows are 0 and -inf."""
     counts = ints(seqused_q, "seqused_q", queries.num_seqs)
-    if (counts < 0).any() or (counts > np.diff(queries.offsets)).any():
+    if (counts < 0).any() or (counts > core.lengths(queries.offsets)).any():
         raise ValueError(f"seqused_q: wanted within cu_seqlens_q, got {counts.tolist()}")
     index = core.positions_from(queries.offsets[:-1], counts)
     offsets = np.zeros(queries.num_seqs + 1, np.int32)

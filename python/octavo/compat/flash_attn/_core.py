@@ -40,17 +40,21 @@ def options(softmax_scale, causal, window_size, softcap, sinks, num_heads) -> Op
 
 def one_of(**named):
     """The one of several spellings of an argument that was given, or None."""
-    given = {name: value for name, value in named.items() if value is not None}
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)}: wanted one of them, got both")
-    return next(iter(given.values()), None)
+    found = None
+    for value in named.values():
+        if value is not None:
+            if found is not None:
+                raise ValueError(f"{' and '.join(named)}: wanted one of them, got both")
+            found = value
+    return found
 
 
 def refuse(**unless_empty):
     """Raises for options that the front leaves out, when they ask for something."""
     for name, value in unless_empty.items():
-        if value is not None and value is not False and not (isinstance(value, (int, float)) and value == 0):
-            raise not_covered(name)
+        if value is None or value is False or (isinstance(value, (int, float)) and value == 0):
+            continue
+        raise not_covered(name)
 
 
 def check_tuning(num_splits, pack_gqa):
@@ -73,6 +77,11 @@ def _full(n: int, value: int) -> np.ndarray:
     a = np.full(n, value, _INT32)
     a.flags.writeable = False
     return a
+
+
+def lengths(ends):
+    """The differences of prefix sums."""
+    return ends[1:] - ends[:-1]
 
 
 class Keys(NamedTuple):
@@ -214,7 +223,7 @@ def _per_token(queries, factors, num_heads):
     if queries.format == "bshd":
         return factors[:, None, :, None]
     per_token = np.ones((queries.host.shape[0], num_heads), np.float32)
-    counts = np.diff(queries.offsets)
+    counts = lengths(queries.offsets)
     per_token[: counts.sum()] = np.repeat(factors, counts, axis=0)
     return per_token[:, :, None]
 
@@ -298,6 +307,6 @@ def skip_left(keys: Keys, leftpad, num_seqs) -> Keys:
     return Keys(k[:, None], v[:, None], lens, table.astype(_INT32), None)
 
 
-def check_forward_only(frame, *tensors):
-    if frame.needs_grad(*tensors):
+def check_forward_only(frame, q, k, v):
+    if frame.needs_grad(q, k, v):
         raise not_covered("the backward pass", "call it under torch.no_grad()")

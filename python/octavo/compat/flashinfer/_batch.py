@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from .._arrays import framework, ints, not_covered
-from ._common import Maths, answer, attend, check_dtype, dtype_name, unpack
+from .._arrays import dtype_name, framework, ints, not_covered
+from ._common import Maths, answer, attend, check_dtype, unpack
 
 
 

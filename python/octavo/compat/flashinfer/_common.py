@@ -10,7 +10,7 @@ import numpy as np
 
 import octavo
 
-from .._arrays import floats, ints, native, not_covered
+from .._arrays import dtype_name, floats, ints, native, not_covered
 
 LOG2E = np.float32(1.0 / math.log(2.0))
 LN2 = np.float32(math.log(2.0))
@@ -18,15 +18,6 @@ LN2 = np.float32(math.log(2.0))
 _BACKENDS = (
     "auto fa2 fa3 fa2_tc cudnn cutlass trtllm-gen trtllm-native cute-dsl cutile xqa".split()
 )
-_DTYPES = {
-    "float32": "f32",
-    "float16": "f16",
-    "half": "f16",
-    "bfloat16": "bf16",
-    "f32": "f32",
-    "f16": "f16",
-    "bf16": "bf16",
-}
 
 
 def check_layout(kv_layout):
@@ -47,17 +38,6 @@ def refuse(**given):
     for name, value in given.items():
         if value is not None and value is not False and not (isinstance(value, (int, tuple)) and not value):
             raise not_covered(name)
-
-
-@functools.lru_cache(maxsize=64)
-def dtype_name(dtype):
-    """f32, f16 or bf16 of a name, a NumPy or a PyTorch dtype."""
-    text = dtype if isinstance(dtype, str) else str(dtype).replace("torch.", "")
-    if text not in _DTYPES:
-        text = getattr(dtype, "__name__", text)
-    if text not in _DTYPES:
-        raise not_covered(f"dtype {dtype}", "float32, float16 and bfloat16 are")
-    return _DTYPES[text]
 
 
 def check_dtype(x, planned, name):

@@ -93,7 +93,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
         self._check_rows(ends)
         self._keep_buffers(lens.shape[0], {"qo_indptr_buf": qo_indptr, "kv_indptr_buf": kv_indptr})
         self._kv_end = int(kv_ends[-1])
-        keys = Keys(lens, rows=np.where(lens > 0, kv_ends[:-1], 0).astype(np.int32))
+        keys = Keys(lens, rows=kv_ends[:-1])
         self._keep_plan(
             keys,
             ends,

@@ -7,8 +7,8 @@ import functools
 
 import numpy as np
 
-from .._arrays import framework
-from ._common import Keys, Maths, answer, attend, check_backend, check_layout, dtype_name, refuse
+from .._arrays import dtype_name, framework
+from ._common import Keys, Maths, answer, attend, check_backend, check_layout, refuse
 from ._paged_prefill import BatchPrefillWithPagedKVCacheWrapper
 from ._ragged_prefill import BatchPrefillWithRaggedKVCacheWrapper
 
