@@ -246,25 +246,33 @@ def test_empty_sequences_give_zero_and_minus_infinity(frame):
     np.testing.assert_allclose(frame.read(out)[1], 1.0)
 
 
-def test_descales_multiply_queries_keys_and_values(frame):
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_descales_multiply_queries_keys_and_values(frame, dtype, ragged):
+    if dtype not in frame.dtypes:
+        pytest.skip(f"{frame.name} has no {dtype} here")
     r = np.random.default_rng(5)
-    q, k, v = (r.standard_normal(s).astype(np.float32) for s in ((2, 3, 4, 8), (2, 6, 2, 8), (2, 6, 2, 8)))
-    scales = [r.uniform(0.5, 2.0, (2, 2)).astype(np.float32) for _ in range(3)]
-    names = ("q_descale", "k_descale", "v_descale")
+    q, k, v = (frame.make(r.standard_normal(s), dtype) for s in ((2, 3, 4, 8), (2, 6, 2, 8), (2, 6, 2, 8)))
+    scales = {n: r.choice([0.75, 1.0, 1.5, 2.0], (2, 2)).astype(np.float32) for n in ("q", "k", "v")}
+    ends = {"cu_seqlens_q": frame.ints([0, 3, 6]), "max_seqlen_q": 3} if ragged else {}
     out = flash_attn.flash_attn_with_kvcache(
-        frame.make(q),
-        frame.make(k),
-        frame.make(v),
+        q.reshape(6, 4, 8) if ragged else q,
+        k,
+        v,
         cache_seqlens=6,
         causal=True,
-        **{n: frame.make(s) for n, s in zip(names, scales)},
+        **ends,
+        **{f"{n}_descale": frame.make(s) for n, s in scales.items()},
     )
+    got = frame.read(out).reshape(2, 3, 4, 8)
     for b in range(2):
-        by_head = [np.repeat(s[b], 2)[None, :, None] for s in scales[:1]][0]
-        want, _ = attention(
-            q[b] * by_head, k[b] * scales[1][b][None, :, None], v[b] * scales[2][b][None, :, None], causal=True
-        )
-        check_close(frame.read(out)[b], want, "f32", 16.0)
+        # The queries take both scales of the logits, and are rounded with them.
+        both = np.repeat(scales["q"][b] * scales["k"][b], 2)[None, :, None]
+        scaled = frame.read(frame.make(frame.read(q)[b] * both, dtype))
+        want, _ = attention(scaled, frame.read(k)[b], frame.read(v)[b], causal=True)
+        want *= np.repeat(scales["v"][b], 2)[None, :, None]
+        # The answer is rounded before v's scale and after it.
+        check_close(got[b], want, dtype, 8.0, f"{dtype} {b}")
 
 
 def test_num_splits_and_packing_change_nothing(frame):

@@ -90,16 +90,17 @@ class Maths:
         elif pos_encoding_mode == "ROPE_LLAMA":
             self.rope_args = (rope_scale or 1.0, rope_theta or 1e4)
 
-    def rope_from(self, first, head_dim, longest):
-        """Tables of the positions first, first + 1, ... for at least `longest` of them."""
+    def rope(self, head_dim, longest):
+        """The rotation of positions below `longest`."""
         scale, theta = self.rope_args
-        return _rope_tables(scale, theta, head_dim, first, 1 << max(longest - 1, 63).bit_length())
+        if scale == 1.0:
+            return octavo.Rope("half", base=theta)
+        return _rope_tables(scale, theta, head_dim, 1 << max(longest - 1, 63).bit_length())
 
 
 @functools.lru_cache(maxsize=8)
-def _rope_tables(scale, theta, head_dim, first, count):
-    places = np.arange(first, first + count) / scale
-    angles = np.outer(places, theta ** (-np.arange(0, head_dim, 2) / head_dim))
+def _rope_tables(scale, theta, head_dim, count):
+    angles = np.outer(np.arange(count) / scale, theta ** (-np.arange(0, head_dim, 2) / head_dim))
     cos, sin = (np.ascontiguousarray(f(angles), np.float32) for f in (np.cos, np.sin))
     return octavo.Rope("half", cos=cos, sin=sin)
 
@@ -161,7 +162,7 @@ def _rotated(maths, k, v, keys, q_lens):
     """Keys turned by their positions, in float32 rows of their own: FlashInfer keeps them unturned.
 
     Returns k, v, keys, and the rope and positions of the queries. A query may stand before the first
-    key, so the tables start as far below 0 as that.
+    key: all are moved up then, since only differences of positions count.
     """
     b = keys.kv_lens.shape[0]
     longest = max(keys.longest, 1)
@@ -179,7 +180,7 @@ def _rotated(maths, k, v, keys, q_lens):
     )
     turned = [np.empty(s, np.float32) for s in shapes]
     before = max(int((q_lens - keys.kv_lens).max()) if b else 0, 0)
-    rope = maths.rope_from(-before, k.shape[-1], longest + before)
+    rope = maths.rope(k.shape[-1], longest + before)
     if keys.longest:
         offsets = np.zeros(b + 1, np.int32)
         np.cumsum(keys.kv_lens, out=offsets[1:])
