@@ -194,18 +194,18 @@ def test_what_a_step_shows(frame):
     params = make_params(frame, paged=True)
     params.allocate_memory(1)
     addresses = [frame.address(x) for x in (params.cu_seqlens_q, params.cu_seqlens_kv, params.pre_step_seqlens)]
-    params.pre_step(OrderedDict([(8, 5), (1, 2)]))
-    params.pre_step(OrderedDict([(1, 1), (8, 3)]))
-    assert frame.read(params.cu_seqlens_q).tolist() == [0, 1, 4, 4]
-    assert frame.read(params.cu_seqlens_kv).tolist() == [0, 3, 11, 11]
-    assert frame.read(params.get_seqlens_pre_step()).tolist() == [2, 5, 0]
-    assert list(params.sequences.items()) == [(1, 3), (8, 8)]
-    assert list(params.sequences_pre_step.items()) == [(1, 2), (8, 5)]
+    params.pre_step(OrderedDict([(1, 2), (8, 5)]))
+    params.pre_step(OrderedDict([(8, 3), (1, 1)]))
+    assert frame.read(params.cu_seqlens_q).tolist() == [0, 3, 4, 4]
+    assert frame.read(params.cu_seqlens_kv).tolist() == [0, 8, 11, 11]
+    assert frame.read(params.get_seqlens_pre_step()).tolist() == [5, 2, 0]
+    assert list(params.sequences.items()) == [(8, 8), (1, 3)]
+    assert list(params.sequences_pre_step.items()) == [(8, 5), (1, 2)]
     assert params.batch_size == 2
     table = frame.read(params.cache_manager.page_table)
     assert table.shape == (3, 8)
-    assert table[0, :1].tolist() == params.cache_manager.get_page_list(1)
-    assert table[1, :2].tolist() == params.cache_manager.get_page_list(8)
+    assert table[0, :2].tolist() == params.cache_manager.get_page_list(8)
+    assert table[1, :1].tolist() == params.cache_manager.get_page_list(1)
     assert params.cache_manager.get_page_count(8) == 2 and params.cache_manager.get_sequence_count() == 2
     params.cache_manager.print_cache()
     assert [frame.address(x) for x in (params.cu_seqlens_q, params.cu_seqlens_kv, params.pre_step_seqlens)] == addresses
