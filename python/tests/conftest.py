@@ -25,13 +25,14 @@ def make_cache():
 def step(random, make_cache):
     """A begun step of 5 + 2 tokens with its tensors, as (cache, attention, plan, q, k, v)."""
 
-    def make(dtype=np.float32, **words):
+    def make(numbers=np.float32, **words):
         cache = make_cache(**words)
         attention = octavo.Attention(cache, num_q_heads=4)
         plan = cache.plan({10: 5, 11: 2})
         cache.begin(plan)
         q, k, v = (
-            random.standard_normal((7, heads, 16), np.float32).astype(dtype) for heads in (4, 2, 2)
+            random.standard_normal((7, heads, 16), np.float32).astype(numbers)
+            for heads in (4, 2, 2)
         )
         return cache, attention, plan, q, k, v
 

@@ -117,7 +117,12 @@ def test_fork_without_room_is_an_exception_or_a_value(make_cache):
 
 def test_the_configuration_shows_its_defaults(make_cache):
     cache = make_cache(dtype="f16")
-    assert (cache.num_layers, cache.num_kv_heads, cache.head_dim, cache.head_dim_v) == (1, 2, 16, 16)
+    assert (cache.num_layers, cache.num_kv_heads, cache.head_dim, cache.head_dim_v) == (
+        1,
+        2,
+        16,
+        16,
+    )
     assert (cache.dtype, cache.kind, cache.device) == ("f16", "paged", "cpu")
     assert (cache.page_size, cache.num_pages) == (16, 32)
     assert (cache.max_num_seqs, cache.max_seq_len) == (4, 128)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend, append_tokens and their neighbours over arrays of the caller's, against the definition."""
+"""attend, append_tokens and their neighbours over the caller's arrays, against the definition."""
 
 import numpy as np
 import pytest
-from reference import attend_rows, rotate
 
 import octavo
+from reference import attend_rows, rotate
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
 
@@ -55,9 +55,7 @@ class Setup:
         outs, lses = [], []
         for b in range(3):
             rows = q[self.offsets[b] : self.offsets[b + 1]]
-            out, lse = attend_rows(
-                rows, (keys or self.k)[b], self.v[b], self.positions(b), **words
-            )
+            out, lse = attend_rows(rows, (keys or self.k)[b], self.v[b], self.positions(b), **words)
             outs.append(out)
             lses.append(lse)
         return np.concatenate(outs), np.concatenate(lses)

@@ -3,12 +3,13 @@
 
 import numpy as np
 import pytest
-from case_files import case_paths, check_step, read_case
 
 import octavo
+from case_files import case_paths, check_step, read_case
 
 # Cases whose point is that a step can't be had.
 UNMET = {
+    "fork_full": octavo.CacheFull,
     "small_out_of_pages": octavo.CacheFull,
     "too_long": octavo.CacheFull,
     "too_long_at_once": octavo.InvalidArgument,
