@@ -5,6 +5,7 @@ import re
 import runpy
 
 import pytest
+
 from case_files import REPOSITORY
 
 
