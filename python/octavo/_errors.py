@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions, one for each code of the library, and how its messages become their attributes."""
+"""The exceptions: one for each code of the library, its message taken apart."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _FORM = re.compile(
 class Error(Exception):
     """What Octavo raises; the base of all below.
 
-    Messages read "argument: wanted W, got G (hint)"; those parts are the attributes argument, wanted,
-    got and hint (texts), and None where a message has another form.
+    Messages read "argument: wanted W, got G (hint)"; those parts are the attributes argument,
+    wanted, got and hint (texts), and None where a message has another form.
     """
 
     argument: str | None = None
@@ -35,7 +35,7 @@ class InvalidArgument(Error, ValueError):
 
 
 class Unsupported(Error, NotImplementedError):
-    """The named backend, or every backend, cannot run what was asked; the message lists what is missing."""
+    """The named backend, or every backend, cannot run this; the message lists what is missing."""
 
 
 class OutOfMemory(Error, MemoryError):
@@ -55,10 +55,10 @@ class Internal(Error, RuntimeError):
 
 
 class CacheFull(Error):
-    """KvCache.plan or KvCache.fork found too few pages, sequences or slots; the cache is as before.
+    """plan or fork found too few pages, sequences or slots; the cache is as before.
 
-    An expected outcome of a full cache: release or truncate a sequence, or wait. `shortage` says what
-    was missing and who holds it. KvCache.try_plan and try_fork return it as a value instead.
+    An expected outcome of a full cache: release or truncate a sequence, or wait. `shortage` says
+    what was missing and who holds it. KvCache.try_plan and try_fork return it as a value instead.
     """
 
     shortage = None

@@ -25,8 +25,8 @@ class PageHolder(NamedTuple):
 class CacheStats(NamedTuple):
     """A cache's use at one moment. Slots are counted once, however many sequences share their page.
 
-    num_tokens: of all live sequences. pages_shared: held by more than one. slots_wasted: of used pages,
-    without a token. bytes: storage of K and V, all layers; 0 for the caller's memory.
+    num_tokens: of all live sequences. pages_shared: held by more than one. slots_wasted: of used
+    pages, without a token. bytes: storage of K and V, all layers; 0 for the caller's memory.
     """
 
     num_seqs: int
@@ -50,7 +50,7 @@ class CacheSizes(NamedTuple):
 
 
 class Support(NamedTuple):
-    """Whether one backend can run something, and what decided it; missing is empty exactly when ok."""
+    """Whether one backend can run something, and why; missing is empty exactly when ok."""
 
     backend: str
     ok: bool
@@ -72,8 +72,8 @@ class BackendInfo(NamedTuple):
 class TypedArray:
     """An array with its dtype named: TypedArray(bits, "bf16"), bits an array of uint16 or int16.
 
-    For dtypes that NumPy does not have; arrays of ml_dtypes.bfloat16 need none. Results that are made
-    for a TypedArray are TypedArrays, too. Immutable.
+    For dtypes that NumPy does not have; arrays of ml_dtypes.bfloat16 need none. Results that are
+    made for a TypedArray are TypedArrays, too. Immutable.
     """
 
     __slots__ = ("_array", "_dtype")

@@ -49,7 +49,7 @@ def as_bfloat16(bits: np.ndarray) -> Any:
 
 
 def stream_address(stream: Any, device_index: int) -> int:
-    """The address of a CUDA stream; None: the current one of PyTorch, of CuPy, or the default one."""
+    """The address of a CUDA stream; None: PyTorch's or CuPy's current one, or the default one."""
     if stream is None:
         return _current_stream(device_index)
     if isinstance(stream, int):

@@ -23,6 +23,7 @@ class Array {
 
   [[nodiscard]] const TensorView& view() const { return view_; }
   [[nodiscard]] Device device() const { return view_.device; }
+  [[nodiscard]] bool read_only() const { return memory_.read_only; }
   /// Errors: InvalidArgument when it is read-only.
   [[nodiscard]] const TensorView& writable(std::string_view name) const;
 

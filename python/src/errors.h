@@ -4,6 +4,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <octavo/error.h>
 #include <octavo/plan.h>
 
