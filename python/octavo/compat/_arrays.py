@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of any framework, seen as NumPy arrays over the same memory, and results made in the caller's.
+"""Arrays of any framework, seen as NumPy arrays over the same memory, and results made in the
+caller's.
 
 A bfloat16 tensor of PyTorch is seen as its bits (int16); `native` names the dtype again when it is
 handed to the library. Nothing here computes attention.
@@ -29,7 +30,9 @@ _DTYPES = {
 
 
 def not_covered(what: str, hint: str = "") -> NotImplementedError:
-    return NotImplementedError(f"{what}: not covered by this front" + (f" ({hint})" if hint else ""))
+    return NotImplementedError(
+        f"{what}: not covered by this front" + (f" ({hint})" if hint else "")
+    )
 
 
 class NumpyFramework:
@@ -45,7 +48,9 @@ class NumpyFramework:
                 raise not_covered(f"{name} of dtype {x.dtype}", "f32, f16 and bf16 are")
             bits = np.asarray(x.array)
             return bits if bits.dtype == _BITS else bits.view(_BITS)
-        raise TypeError(f"{name}: wanted a NumPy array, as the first argument is, got {type(x).__name__}")
+        raise TypeError(
+            f"{name}: wanted a NumPy array, as the first argument is, got {type(x).__name__}"
+        )
 
     def empty(self, like, shape, dtype=None):
         """(what the caller gets, what the library writes): dtype None is that of `like`."""
@@ -83,11 +88,13 @@ class TorchFramework:
 
     def host(self, x, name):
         if not isinstance(x, self._tensor):
-            raise TypeError(f"{name}: wanted a tensor, as the first argument is, got {type(x).__name__}")
+            raise TypeError(
+                f"{name}: wanted a tensor, as the first argument is, got {type(x).__name__}"
+            )
         if not x.is_cpu:
             raise not_covered(
                 f"{name} on {x.device}",
-                "attention over a cache that the caller keeps runs on the CPU; octavo.KvCache runs on GPUs",
+                "attention over the caller's cache runs on the CPU; octavo.KvCache on GPUs",
             )
         if x.requires_grad:
             x = x.detach()
@@ -106,7 +113,9 @@ class TorchFramework:
         return made
 
     def needs_grad(self, q, k, v):
-        return (q.requires_grad or k.requires_grad or v.requires_grad) and self._torch.is_grad_enabled()
+        return (
+            q.requires_grad or k.requires_grad or v.requires_grad
+        ) and self._torch.is_grad_enabled()
 
 
 class JaxFramework:
@@ -121,7 +130,9 @@ class JaxFramework:
         if isinstance(x, np.ndarray):
             return x
         if not isinstance(x, self._jax.Array):
-            raise TypeError(f"{name}: wanted a JAX array, as the first argument is, got {type(x).__name__}")
+            raise TypeError(
+                f"{name}: wanted a JAX array, as the first argument is, got {type(x).__name__}"
+            )
         if any(d.platform != "cpu" for d in x.devices()):
             raise not_covered(f"{name} on {next(iter(x.devices()))}", "JAX arrays on the CPU are")
         return np.asarray(x)
@@ -160,7 +171,9 @@ def _find_framework(x, name):
     elif jax is not None and isinstance(x, jax.Array):
         found = _by_module.setdefault("jax", JaxFramework(jax))
     else:
-        raise TypeError(f"{name}: wanted a PyTorch tensor, a NumPy or a JAX array, got {type(x).__name__}")
+        raise TypeError(
+            f"{name}: wanted a PyTorch tensor, a NumPy or a JAX array, got {type(x).__name__}"
+        )
     return _by_type.setdefault(type(x), found)
 
 
@@ -233,7 +246,7 @@ def sliding_rows(host, num_rows, row_len):
     """
     strides = host.strides
     return _as_strided(
-        host, (num_rows, row_len) + host.shape[1:], (strides[0], strides[0]) + strides[1:]
+        host, (num_rows, row_len, *host.shape[1:]), (strides[0], strides[0], *strides[1:])
     )
 
 
@@ -246,4 +259,4 @@ def flat_slots(host, name):
         raise not_covered(f"strides of {name}", "wanted pages a whole number of slots apart")
     step = step if pages > 1 else slots
     total = (pages - 1) * step + slots if pages else 0
-    return _as_strided(host, (total,) + host.shape[2:], (slot_stride,) + host.strides[2:]), step
+    return _as_strided(host, (total, *host.shape[2:]), (slot_stride, *host.strides[2:])), step

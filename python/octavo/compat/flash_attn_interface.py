@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Octavo under the names of FlashAttention 3's module flash_attn_interface, in its order of arguments.
+"""Octavo under the names of FlashAttention 3's module flash_attn_interface, in its order of
+arguments.
 
 The same functions as octavo.compat.flash_attn, which see for shapes and results. Here
 return_attn_probs gives (out, LSE), and out alone otherwise. Forward only.
@@ -233,7 +234,9 @@ def flash_attn_qkvpacked_func(
             raise ValueError("num_heads_q: wanted it for qkv of four axes, got None")
         num_heads_k = (qkv.shape[2] - num_heads_q) // 2
         if num_heads_k < 1 or num_heads_q + 2 * num_heads_k != qkv.shape[2]:
-            raise ValueError(f"num_heads_q: wanted it to leave as many heads for k as for v, got {num_heads_q}")
+            raise ValueError(
+                f"num_heads_q: wanted it to leave as many heads for k as for v, got {num_heads_q}"
+            )
         q = qkv[:, :, :num_heads_q]
         k = qkv[:, :, num_heads_q : num_heads_q + num_heads_k]
         v = qkv[:, :, num_heads_q + num_heads_k :]
@@ -259,7 +262,8 @@ def flash_attn_qkvpacked_func(
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     """Merges partial results: out_partial float32 [S, B, L, H, D], lse_partial [S, B, L, H].
 
-    Without the batch axis for ragged results: [S, T, H, D] and [S, T, H]. Returns (out, LSE [B, L, H]).
+    Without the batch axis for ragged results: [S, T, H, D] and [S, T, H]. Returns (out, LSE [B, L,
+    H]).
     """
     from .flash_attn import _calls
 

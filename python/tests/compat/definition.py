@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention by definition in float64, and what the tests of the fronts share. Knows nothing of Octavo."""
+"""Attention by definition in float64, and what the tests of the fronts share. Knows nothing of
+Octavo.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ import numpy as np
 EPS = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 
 
-def attention(q, k, v, *, scale=None, causal=False, window=(-1, -1), softcap=0.0, slopes=None, sinks=None):
+def attention(
+    q, k, v, *, scale=None, causal=False, window=(-1, -1), softcap=0.0, slopes=None, sinks=None
+):
     """One sequence: q [n, Hq, D], k [L, Hk, D], v [L, Hk, Dv]; query i stands at L - n + i.
 
     Order: scale, softcap, ALiBi, mask, softmax, sink. Returns out [n, Hq, Dv] and the natural-log
@@ -48,7 +52,7 @@ def attention(q, k, v, *, scale=None, causal=False, window=(-1, -1), softcap=0.0
 
 
 def rotate(x, positions, cos, sin, interleaved):
-    """x [n, H, D] with row i turned by row positions[i] of the tables [P, R / 2]; the rest passes."""
+    """x [n, H, D] with row i turned by row positions[i] of the tables [P, R / 2]."""
     x = np.array(x, np.float64)
     half = cos.shape[1]
     c = np.asarray(cos, np.float64)[positions][:, None]
@@ -66,12 +70,16 @@ def rotate(x, positions, cos, sin, interleaved):
 
 def rope_tables(num_positions, rotary_dim, base=10000.0, scale=1.0):
     """cos and sin [num_positions, rotary_dim / 2] in float64."""
-    angles = np.outer(np.arange(num_positions) / scale, base ** (-np.arange(0, rotary_dim, 2) / rotary_dim))
+    angles = np.outer(
+        np.arange(num_positions) / scale, base ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
+    )
     return np.cos(angles), np.sin(angles)
 
 
 def check_close(got, want, dtype, biggest, context=""):
-    """|got - want| within one rounding to dtype and float32's accumulation over values up to `biggest`."""
+    """|got - want| within one rounding to dtype and float32's accumulation over values up to
+    `biggest`.
+    """
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape, f"{context}: shape {got.shape}, wanted {want.shape}"
     assert np.array_equal(np.isnan(got), np.isnan(want)), f"{context}: NaN"
@@ -79,7 +87,11 @@ def check_close(got, want, dtype, biggest, context=""):
     assert np.array_equal(got[infinite], want[infinite]), f"{context}: infinities"
     room = EPS[dtype] * np.abs(want) + 16 * EPS["f32"] * max(biggest, 1.0)
     error = np.abs(np.where(infinite, 0.0, got) - np.where(infinite, 0.0, want))
-    worst = np.unravel_index(np.argmax(error - np.where(infinite, 0, room)), error.shape) if error.size else ()
+    worst = (
+        np.unravel_index(np.argmax(error - np.where(infinite, 0, room)), error.shape)
+        if error.size
+        else ()
+    )
     assert error.size == 0 or (error <= room)[~infinite].all(), (
         f"{context}: at {[int(i) for i in worst]} got {got[worst]}, wanted {want[worst]} "
         f"(off by {error[worst]:.3g}, room {room[worst]:.3g})"

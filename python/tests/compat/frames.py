@@ -15,21 +15,29 @@ except ImportError:
 
 
 def round_bf16(x):
-    """float64 to the nearest bfloat16, as uint16 bits, by float32 (the tests' values have no ties there)."""
+    """float64 to the nearest bfloat16, as uint16 bits, by float32 (the tests' values have no ties
+    there).
+    """
     bits = np.asarray(x, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def widen_bf16(bits):
-    return (np.asarray(bits).view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return (
+        (np.asarray(bits).view(np.uint16).astype(np.uint32) << 16)
+        .view(np.float32)
+        .astype(np.float64)
+    )
 
 
 class Numpy:
     name = "numpy"
-    dtypes = ["f32", "f16"] + (["bf16"] if ml_dtypes else [])
+    dtypes = ("f32", "f16", "bf16") if ml_dtypes else ("f32", "f16")
 
     def dtype(self, name):
-        return {"f32": np.float32, "f16": np.float16, "bf16": getattr(ml_dtypes, "bfloat16", None)}[name]
+        return {"f32": np.float32, "f16": np.float16, "bf16": getattr(ml_dtypes, "bfloat16", None)}[
+            name
+        ]
 
     def make(self, x, dtype="f32"):
         return np.asarray(x, np.float32).astype(self.dtype(dtype))
@@ -49,16 +57,20 @@ class Numpy:
 
 class Torch:
     name = "torch"
-    dtypes = ["f32", "f16", "bf16"]
+    dtypes = ("f32", "f16", "bf16")
 
     def __init__(self, torch):
         self.torch = torch
 
     def dtype(self, name):
-        return {"f32": self.torch.float32, "f16": self.torch.float16, "bf16": self.torch.bfloat16}[name]
+        return {"f32": self.torch.float32, "f16": self.torch.float16, "bf16": self.torch.bfloat16}[
+            name
+        ]
 
     def make(self, x, dtype="f32"):
-        return self.torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(self.dtype(dtype)).clone()
+        return (
+            self.torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(self.dtype(dtype)).clone()
+        )
 
     def ints(self, x, dtype=np.int32):
         return self.torch.from_numpy(np.array(x, dtype))

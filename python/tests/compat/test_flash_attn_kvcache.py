@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 from definition import attention, check_close, rope_tables, rotate
+
 from octavo.compat import flash_attn, flash_attn_interface
 
 
@@ -39,7 +40,9 @@ class Case:
     one_length: bool
 
     def __str__(self):
-        return " ".join(f"{k}={v}" for k, v in dataclasses.asdict(self).items() if v not in (0, "", False, 0.0))
+        return " ".join(
+            f"{k}={v}" for k, v in dataclasses.asdict(self).items() if v not in (0, "", False, 0.0)
+        )
 
 
 def draw(seed, dtypes):
@@ -88,8 +91,14 @@ class Call:
         self.q_lens = r.integers(0, c.q_len + 1, b) if c.ragged else np.full(b, c.q_len)
         self.new_lens = r.integers(0, c.new_len + 1, b) if c.ragged else np.full(b, c.new_len)
         top = c.capacity - max(c.new_len, c.q_len if c.rotary else 0)
-        self.past = np.full(b, int(r.integers(0, top + 1))) if c.one_length else r.integers(0, top + 1, b)
-        self.pad = np.array([r.integers(0, n) if n else 0 for n in self.past]) if c.leftpad else np.zeros(b, int)
+        self.past = (
+            np.full(b, int(r.integers(0, top + 1))) if c.one_length else r.integers(0, top + 1, b)
+        )
+        self.pad = (
+            np.array([r.integers(0, n) if n else 0 for n in self.past])
+            if c.leftpad
+            else np.zeros(b, int)
+        )
         rows = 2 * b if c.batch_idx else b
         self.rows = r.permutation(rows)[:b] if c.batch_idx else np.arange(b)
 
@@ -112,16 +121,25 @@ class Call:
             self.table = None
             shape = (rows, c.capacity)
         self.k_cache, self.v_cache = normal(*shape, hk, c.dim), normal(*shape, hk, c.dim_v)
-        self.k_before, self.v_before = frame.read(self.k_cache).copy(), frame.read(self.v_cache).copy()
+        self.k_before, self.v_before = (
+            frame.read(self.k_cache).copy(),
+            frame.read(self.v_cache).copy(),
+        )
         self.cos = self.sin = None
         if c.rotary:
             table_dtype = "f32" if c.table_dtype == "f32" else c.dtype
-            cos, sin = (frame.make(t, table_dtype) for t in rope_tables(c.capacity + 1, c.rotary_dim))
-            self.kwargs.update(rotary_cos=cos, rotary_sin=sin, rotary_interleaved=c.rotary == "interleaved")
+            cos, sin = (
+                frame.make(t, table_dtype) for t in rope_tables(c.capacity + 1, c.rotary_dim)
+            )
+            self.kwargs.update(
+                rotary_cos=cos, rotary_sin=sin, rotary_interleaved=c.rotary == "interleaved"
+            )
             self.cos, self.sin = frame.read(cos), frame.read(sin)
         self.slopes = self.sinks = None
         if c.alibi:
-            self.slopes = r.uniform(0.01, 0.5, (b, hq) if c.alibi == "batch" else (hq,)).astype(np.float32)
+            self.slopes = r.uniform(0.01, 0.5, (b, hq) if c.alibi == "batch" else (hq,)).astype(
+                np.float32
+            )
             self.kwargs["alibi_slopes"] = frame.make(self.slopes)
         if c.sinks:
             self.sinks = r.standard_normal(hq).astype(np.float32)
@@ -130,7 +148,9 @@ class Call:
             self.kwargs["cu_seqlens_q"] = frame.ints(np.concatenate([[0], np.cumsum(self.q_lens)]))
             self.kwargs["max_seqlen_q"] = int(self.q_lens.max())
             if c.new_len:
-                self.kwargs["cu_seqlens_k_new"] = frame.ints(np.concatenate([[0], np.cumsum(self.new_lens)]))
+                self.kwargs["cu_seqlens_k_new"] = frame.ints(
+                    np.concatenate([[0], np.cumsum(self.new_lens)])
+                )
         self.kwargs.update(
             cache_seqlens=int(self.past[0]) if c.one_length else frame.ints(self.past),
             cache_batch_idx=frame.ints(self.rows) if c.batch_idx else None,
@@ -142,7 +162,13 @@ class Call:
 
     def run(self, function=flash_attn.flash_attn_with_kvcache):
         return function(
-            self.q, self.k_cache, self.v_cache, self.k, self.v, return_softmax_lse=True, **self.kwargs
+            self.q,
+            self.k_cache,
+            self.v_cache,
+            self.k,
+            self.v,
+            return_softmax_lse=True,
+            **self.kwargs,
         )
 
     def slot(self, cache, b, position):
@@ -163,7 +189,7 @@ class Call:
         """The new tokens are in their slots, and nothing else has changed."""
         c = self.case
         want_k, want_v = self.k_before.copy(), self.v_before.copy()
-        changed = np.zeros(want_k.shape[:2] + (1,), bool)
+        changed = np.zeros((*want_k.shape[:2], 1), bool)
         for b in range(c.batch if c.new_len else 0):
             places = self.past[b] + np.arange(self.new_lens[b])
             k = self.tokens(self.k, self.new_lens, b)
@@ -175,7 +201,9 @@ class Call:
                 self.slot(changed, b, place)[...] = True
         got_k, got_v = self.frame.read(self.k_cache), self.frame.read(self.v_cache)
         assert np.array_equal(got_v, want_v), f"{c}: v_cache"
-        assert np.array_equal(got_k[~changed[..., 0]], want_k[~changed[..., 0]]), f"{c}: k_cache beside the new tokens"
+        assert np.array_equal(got_k[~changed[..., 0]], want_k[~changed[..., 0]]), (
+            f"{c}: k_cache beside the new tokens"
+        )
         check_close(got_k[changed[..., 0]], want_k[changed[..., 0]], c.dtype, 8.0, f"{c}: k_cache")
 
     def check(self, out, lse):
@@ -191,21 +219,31 @@ class Call:
             places = range(int(self.pad[b]), length)
             q = self.tokens(self.q, self.q_lens, b)
             if c.rotary:
-                spread = np.arange(len(q)) if c.causal or c.window != (-1, -1) else np.zeros(len(q), int)
+                spread = (
+                    np.arange(len(q)) if c.causal or c.window != (-1, -1) else np.zeros(len(q), int)
+                )
                 q = rotate(q, self.past[b] + spread, self.cos, self.sin, c.rotary == "interleaved")
             k = np.array([self.slot(got_k, b, p) for p in places]).reshape(-1, c.heads[1], c.dim)
             v = np.array([self.slot(got_v, b, p) for p in places]).reshape(-1, c.heads[1], c.dim_v)
             slopes = self.slopes[b] if c.alibi == "batch" else self.slopes
             want, want_lse = attention(
-                q, k, v, causal=c.causal, window=c.window, softcap=c.softcap, slopes=slopes, sinks=self.sinks
+                q,
+                k,
+                v,
+                causal=c.causal,
+                window=c.window,
+                softcap=c.softcap,
+                slopes=slopes,
+                sinks=self.sinks,
             )
             rows = self.tokens(out, self.q_lens, b)
             check_close(rows, want, c.dtype, 4.0, f"{c}: out of sequence {b}")
             start = int(self.q_lens[:b].sum())
             row_lse = got_lse[:, start : start + len(q)].T if c.ragged else got_lse[b].T
             check_close(row_lse, want_lse, "f32", 8.0, f"{c}: lse of sequence {b}")
-        assert self.frame.is_one(out) and self.frame.is_one(lse)
-        assert got.shape == self.frame.read(self.q).shape[:-1] + (c.dim_v,)
+        assert self.frame.is_one(out)
+        assert self.frame.is_one(lse)
+        assert got.shape == (*self.frame.read(self.q).shape[:-1], c.dim_v)
 
 
 @pytest.mark.parametrize("seed", range(160))
@@ -224,7 +262,8 @@ def test_fa3_module_gives_the_same(frame, seed):
 def test_returns_out_alone_without_lse(frame):
     q, cache = frame.make(np.ones((1, 1, 2, 8))), frame.make(np.ones((1, 4, 2, 8)))
     out = flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=3)
-    assert frame.is_one(out) and tuple(out.shape) == (1, 1, 2, 8)
+    assert frame.is_one(out)
+    assert tuple(out.shape) == (1, 1, 2, 8)
     np.testing.assert_allclose(frame.read(out), 1.0)
 
 
@@ -242,7 +281,8 @@ def test_empty_sequences_give_zero_and_minus_infinity(frame):
     out, lse = flash_attn.flash_attn_with_kvcache(
         q, cache, cache, cache_seqlens=frame.ints([0, 2]), return_softmax_lse=True
     )
-    assert (frame.read(out)[0] == 0).all() and (frame.read(lse)[0] == -np.inf).all()
+    assert (frame.read(out)[0] == 0).all()
+    assert (frame.read(lse)[0] == -np.inf).all()
     np.testing.assert_allclose(frame.read(out)[1], 1.0)
 
 
@@ -252,8 +292,12 @@ def test_descales_multiply_queries_keys_and_values(frame, dtype, ragged):
     if dtype not in frame.dtypes:
         pytest.skip(f"{frame.name} has no {dtype} here")
     r = np.random.default_rng(5)
-    q, k, v = (frame.make(r.standard_normal(s), dtype) for s in ((2, 3, 4, 8), (2, 6, 2, 8), (2, 6, 2, 8)))
-    scales = {n: r.choice([0.75, 1.0, 1.5, 2.0], (2, 2)).astype(np.float32) for n in ("q", "k", "v")}
+    q, k, v = (
+        frame.make(r.standard_normal(s), dtype) for s in ((2, 3, 4, 8), (2, 6, 2, 8), (2, 6, 2, 8))
+    )
+    scales = {
+        n: r.choice([0.75, 1.0, 1.5, 2.0], (2, 2)).astype(np.float32) for n in ("q", "k", "v")
+    }
     ends = {"cu_seqlens_q": frame.ints([0, 3, 6]), "max_seqlen_q": 3} if ragged else {}
     out = flash_attn.flash_attn_with_kvcache(
         q.reshape(6, 4, 8) if ragged else q,
@@ -280,7 +324,7 @@ def test_num_splits_and_packing_change_nothing(frame):
     first = [frame.read(x).copy() for x in call.run()]
     call = Call(draw(7, ["f32"]), frame)
     call.kwargs.update(num_splits=3, pack_gqa=True)
-    for a, b in zip(first, (frame.read(x) for x in call.run())):
+    for a, b in zip(first, (frame.read(x) for x in call.run()), strict=True):
         assert np.array_equal(a, b)
 
 
@@ -293,7 +337,7 @@ def test_the_cache_is_not_copied(frame):
 
 @pytest.mark.parametrize(
     "option",
-    [dict(qv=1.5), dict(attention_chunk=4), dict(scheduler_metadata=object()), dict(sm_margin=2)],
+    [{"qv": 1.5}, {"attention_chunk": 4}, {"scheduler_metadata": object()}, {"sm_margin": 2}],
     ids=lambda o: next(iter(o)),
 )
 def test_what_is_not_covered_is_named(frame, option):
@@ -305,22 +349,22 @@ def test_what_is_not_covered_is_named(frame, option):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(k=None), "k and v"),
-        (dict(cache_seqlens=None), "cache_seqlens"),
-        (dict(cache_seqlens=4), "kv_lens"),
-        (dict(rotary_cos=1), "rotary_cos and rotary_sin"),
-        (dict(num_splits=-1), "num_splits"),
-        (dict(page_table=1, block_table=1), "block_table and page_table"),
+        ({"k": None}, "k and v"),
+        ({"cache_seqlens": None}, "cache_seqlens"),
+        ({"cache_seqlens": 4}, "kv_lens"),
+        ({"rotary_cos": 1}, "rotary_cos and rotary_sin"),
+        ({"num_splits": -1}, "num_splits"),
+        ({"page_table": 1, "block_table": 1}, "block_table and page_table"),
     ],
 )
 def test_wrong_input_is_an_error_and_changes_nothing(frame, change, message):
     cache = frame.make(np.ones((1, 4, 2, 8)))
-    arguments = dict(
-        q=frame.make(np.ones((1, 1, 2, 8))),
-        k=frame.make(np.full((1, 1, 2, 8), 2.0)),
-        v=frame.make(np.full((1, 1, 2, 8), 2.0)),
-        cache_seqlens=3,
-    )
+    arguments = {
+        "q": frame.make(np.ones((1, 1, 2, 8))),
+        "k": frame.make(np.full((1, 1, 2, 8), 2.0)),
+        "v": frame.make(np.full((1, 1, 2, 8), 2.0)),
+        "cache_seqlens": 3,
+    }
     with pytest.raises(ValueError, match=message):
         flash_attn.flash_attn_with_kvcache(k_cache=cache, v_cache=cache, **{**arguments, **change})
     assert (frame.read(cache) == 1).all()

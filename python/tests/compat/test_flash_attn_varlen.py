@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash_attn_varlen_func, flash_attn_func, the packed forms and flash_attn_combine against the definition."""
+"""flash_attn_varlen_func, flash_attn_func, the packed forms and flash_attn_combine against the
+definition.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +10,44 @@ import inspect
 import numpy as np
 import pytest
 from definition import attention, check_close
+
 from octavo.compat import flash_attn, flash_attn_interface
 
 SIGNATURES = {
     (flash_attn, "flash_attn_with_kvcache"): (
-        "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad block_table "
-        "softmax_scale causal window_size softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse"
+        "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx "
+        "cache_leftpad block_table softmax_scale causal window_size softcap rotary_interleaved "
+        "alibi_slopes num_splits return_softmax_lse"
     ),
     (flash_attn, "flash_attn_varlen_func"): (
-        "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p softmax_scale causal window_size "
-        "softcap alibi_slopes deterministic return_attn_probs block_table"
+        "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p softmax_scale "
+        "causal window_size softcap alibi_slopes deterministic return_attn_probs block_table"
     ),
     (flash_attn, "flash_attn_func"): (
-        "q k v dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs"
+        "q k v dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic "
+        "return_attn_probs"
     ),
     (flash_attn_interface, "flash_attn_with_kvcache"): (
-        "q k_cache v_cache k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table "
-        "cu_seqlens_q cu_seqlens_k_new max_seqlen_q rotary_seqlens q_descale k_descale v_descale softmax_scale "
-        "causal window_size attention_chunk softcap rotary_interleaved scheduler_metadata num_splits pack_gqa "
-        "sm_margin return_softmax_lse"
+        "q k_cache v_cache k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx "
+        "cache_leftpad page_table cu_seqlens_q cu_seqlens_k_new max_seqlen_q rotary_seqlens "
+        "q_descale k_descale v_descale softmax_scale causal window_size attention_chunk softcap "
+        "rotary_interleaved scheduler_metadata num_splits pack_gqa sm_margin return_softmax_lse"
     ),
     (flash_attn_interface, "flash_attn_varlen_func"): (
-        "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k softmax_scale causal qv "
-        "q_descale k_descale v_descale window_size attention_chunk softcap num_splits pack_gqa deterministic "
-        "sm_margin return_attn_probs"
+        "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k "
+        "softmax_scale causal qv q_descale k_descale v_descale window_size attention_chunk "
+        "softcap num_splits pack_gqa deterministic sm_margin return_attn_probs"
     ),
     (flash_attn_interface, "flash_attn_func"): (
-        "q k v softmax_scale causal qv q_descale k_descale v_descale window_size attention_chunk softcap "
-        "num_splits pack_gqa deterministic sm_margin return_attn_probs"
+        "q k v softmax_scale causal qv q_descale k_descale v_descale window_size "
+        "attention_chunk softcap num_splits pack_gqa deterministic sm_margin return_attn_probs"
     ),
 }
 
 
-@pytest.mark.parametrize("where", SIGNATURES, ids=lambda w: f"{w[0].__name__.rpartition('.')[2]}.{w[1]}")
+@pytest.mark.parametrize(
+    "where", SIGNATURES, ids=lambda w: f"{w[0].__name__.rpartition('.')[2]}.{w[1]}"
+)
 def test_positional_arguments_are_those_of_the_library(where):
     parameters = inspect.signature(getattr(*where)).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -53,22 +60,22 @@ def draw(seed, dtypes):
     batch = pick(1, 2, 5)
     hk = pick(1, 2)
     dim = pick(8, 32)
-    return dict(
-        seed=seed,
-        dtype=dtypes[seed % len(dtypes)],
-        q_lens=r.integers(0, 9, batch),
-        k_lens=r.integers(0, 20, batch),
-        heads=(hk * pick(1, 4), hk),
-        dims=(dim, pick(dim, 16)),
-        page_size=pick(0, 0, 1, 5, 16),
-        causal=pick(True, False),
-        window=pick((-1, -1), (4, 0), (3, 2)),
-        softcap=pick(0.0, 2.0),
-        alibi=pick("", "heads", "batch"),
-        sinks=pick(False, True),
-        scale=pick(None, 0.3),
-        used=pick(False, False, True),
-    )
+    return {
+        "seed": seed,
+        "dtype": dtypes[seed % len(dtypes)],
+        "q_lens": r.integers(0, 9, batch),
+        "k_lens": r.integers(0, 20, batch),
+        "heads": (hk * pick(1, 4), hk),
+        "dims": (dim, pick(dim, 16)),
+        "page_size": pick(0, 0, 1, 5, 16),
+        "causal": pick(True, False),
+        "window": pick((-1, -1), (4, 0), (3, 2)),
+        "softcap": pick(0.0, 2.0),
+        "alibi": pick("", "heads", "batch"),
+        "sinks": pick(False, True),
+        "scale": pick(None, 0.3),
+        "used": pick(False, False, True),
+    }
 
 
 def ends(lens):
@@ -80,24 +87,33 @@ def call_and_check(c, frame):
     (hq, hk), (dim, dim_v) = c["heads"], c["dims"]
     q_lens, k_lens = c["q_lens"], c["k_lens"]
     q = frame.make(r.standard_normal((q_lens.sum() + 1, hq, dim)), c["dtype"])
-    k64, v64 = r.standard_normal((k_lens.sum(), hk, dim)), r.standard_normal((k_lens.sum(), hk, dim_v))
+    k64, v64 = (
+        r.standard_normal((k_lens.sum(), hk, dim)),
+        r.standard_normal((k_lens.sum(), hk, dim_v)),
+    )
     kwargs = {}
     if c["page_size"]:
         size = c["page_size"]
         per_row = max(-(-int(k_lens.max()) // size), 1)
         table = r.permutation(len(k_lens) * per_row).reshape(len(k_lens), per_row)
-        pages = [np.full((table.size, size) + x.shape[1:], np.nan) for x in (k64, v64)]
+        pages = [np.full((table.size, size, *x.shape[1:]), np.nan) for x in (k64, v64)]
         for b, n in enumerate(k_lens):
             for j in range(n):
-                for page, x in zip(pages, (k64, v64)):
+                for page, x in zip(pages, (k64, v64), strict=True):
                     page[table[b, j // size], j % size] = x[ends(k_lens)[b] + j]
         k, v = (frame.make(p, c["dtype"]) for p in pages)
         kwargs["block_table"] = frame.ints(table)
         rows = [
-            np.array([frame.read(x)[table[b, j // size], j % size] for b, n in enumerate(k_lens) for j in range(n)])
+            np.array(
+                [
+                    frame.read(x)[table[b, j // size], j % size]
+                    for b, n in enumerate(k_lens)
+                    for j in range(n)
+                ]
+            )
             for x in (k, v)
         ]
-        rows = [x.reshape(-1, *p.shape[2:]) for x, p in zip(rows, pages)]
+        rows = [x.reshape(-1, *p.shape[2:]) for x, p in zip(rows, pages, strict=True)]
     else:
         k, v = frame.make(k64, c["dtype"]), frame.make(v64, c["dtype"])
         rows = [frame.read(k), frame.read(v)]
@@ -108,7 +124,9 @@ def call_and_check(c, frame):
         kwargs.update(seqused_q=frame.ints(used_q), seqused_k=frame.ints(used_k))
     slopes = sinks = None
     if c["alibi"]:
-        slopes = r.uniform(0.01, 0.5, (len(q_lens), hq) if c["alibi"] == "batch" else hq).astype(np.float32)
+        slopes = r.uniform(0.01, 0.5, (len(q_lens), hq) if c["alibi"] == "batch" else hq).astype(
+            np.float32
+        )
         kwargs["alibi_slopes"] = frame.make(slopes)
     if c["sinks"]:
         sinks = r.standard_normal(hq).astype(np.float32)
@@ -129,7 +147,8 @@ def call_and_check(c, frame):
         **kwargs,
     )
     got, got_lse = frame.read(out), frame.read(lse)
-    assert got_lse.shape == (hq, len(q)) and tuple(probs.shape) == (0,)
+    assert got_lse.shape == (hq, len(q))
+    assert tuple(probs.shape) == (0,)
     for b in range(len(q_lens)):
         first, first_k = ends(q_lens)[b], ends(k_lens)[b]
         mine = slice(first, first + used_q[b])
@@ -147,8 +166,10 @@ def call_and_check(c, frame):
         check_close(got[mine], want, c["dtype"], 4.0, f"{c}: out of sequence {b}")
         check_close(got_lse[:, mine].T, want_lse, "f32", 8.0, f"{c}: lse of sequence {b}")
         beyond = slice(first + used_q[b], first + q_lens[b])
-        assert (got[beyond] == 0).all() and (got_lse[:, beyond] == -np.inf).all()
-    assert (got[-1] == 0).all() and (got_lse[:, -1] == -np.inf).all(), "padding at the end"
+        assert (got[beyond] == 0).all()
+        assert (got_lse[:, beyond] == -np.inf).all()
+    assert (got[-1] == 0).all(), "padding at the end"
+    assert (got_lse[:, -1] == -np.inf).all(), "padding at the end"
 
 
 @pytest.mark.parametrize("seed", range(80))
@@ -165,7 +186,12 @@ def test_dense_equals_the_definition(frame, module, seed):
     q = frame.make(r.standard_normal((3, 5, hq, dim)), c["dtype"])
     k = frame.make(r.standard_normal((3, seed, hk, dim)), c["dtype"])
     v = frame.make(r.standard_normal((3, seed, hk, dim_v)), c["dtype"])
-    options = dict(softmax_scale=c["scale"], causal=c["causal"], window_size=c["window"], softcap=c["softcap"])
+    options = {
+        "softmax_scale": c["scale"],
+        "causal": c["causal"],
+        "window_size": c["window"],
+        "softcap": c["softcap"],
+    }
     out, lse, *rest = module.flash_attn_func(q, k, v, return_attn_probs=True, **options)
     assert len(rest) == (1 if module is flash_attn else 0)
     assert tuple(lse.shape) == (3, hq, 5)
@@ -184,7 +210,9 @@ def test_dense_equals_the_definition(frame, module, seed):
 def test_packed_forms_equal_the_plain_one(frame):
     r = np.random.default_rng(0)
     qkv = frame.make(r.standard_normal((2, 6, 3, 2, 8)))
-    want = frame.read(flash_attn.flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], causal=True))
+    want = frame.read(
+        flash_attn.flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], causal=True)
+    )
     q, kv = qkv[:, :, 0], qkv[:, :, 1:]
     flat, flat_kv = qkv.reshape(12, 3, 2, 8), kv.reshape(12, 2, 2, 8)
     cu = frame.ints([0, 6, 12])
@@ -196,7 +224,9 @@ def test_packed_forms_equal_the_plain_one(frame):
             q.reshape(12, 2, 8), flat_kv, cu, cu, 6, 6, causal=True
         ).reshape(2, 6, 2, 8),
         flash_attn_interface.flash_attn_qkvpacked_func(qkv, causal=True),
-        flash_attn_interface.flash_attn_qkvpacked_func(qkv.reshape(2, 6, 6, 8), causal=True, num_heads_q=2),
+        flash_attn_interface.flash_attn_qkvpacked_func(
+            qkv.reshape(2, 6, 6, 8), causal=True, num_heads_q=2
+        ),
     ]
     for out in got:
         assert np.array_equal(frame.read(out), want)
@@ -205,9 +235,11 @@ def test_packed_forms_equal_the_plain_one(frame):
 def test_combine_gives_attention_over_all_keys(frame):
     r = np.random.default_rng(1)
     q, k, v = (r.standard_normal(s).astype(np.float32) for s in ((4, 2, 8), (9, 2, 8), (9, 2, 8)))
-    parts = [attention(q, k[s], v[s]) for s in (slice(0, 4), slice(4, 9))] + [(np.zeros((4, 2, 8)), np.full((4, 2), -np.inf))]
+    parts = [attention(q, k[s], v[s]) for s in (slice(0, 4), slice(4, 9))] + [
+        (np.zeros((4, 2, 8)), np.full((4, 2), -np.inf))
+    ]
     want, want_lse = attention(q, k, v)
-    outs, lses = (frame.make(np.stack(x)) for x in zip(*parts))
+    outs, lses = (frame.make(np.stack(x)) for x in zip(*parts, strict=True))
     out, lse = flash_attn_interface.flash_attn_combine(outs, lses)
     check_close(frame.read(out), want, "f32", 4.0)
     check_close(frame.read(lse), want_lse, "f32", 8.0)

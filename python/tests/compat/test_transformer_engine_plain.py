@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from definition import attention, check_close
+
 from octavo.compat import transformer_engine as te
 
 HEADS, GROUPS, DIM = 4, 2, 16
@@ -22,7 +23,7 @@ def layout(rows, fmt, longest):
     """[[n, h, d], ...] in a format, NaN in the padding."""
     if fmt == "thd":
         return np.concatenate(rows)
-    whole = np.full((len(rows), longest) + rows[0].shape[1:], np.nan)
+    whole = np.full((len(rows), longest, *rows[0].shape[1:]), np.nan)
     for b, x in enumerate(rows):
         whole[b, : len(x)] = x
     return whole.swapaxes(0, 1) if fmt == "sbhd" else whole
@@ -60,25 +61,36 @@ def test_equals_the_definition(frame, fmt, mask, window, q_lens, kv_lens):
         [r.standard_normal((n, h, DIM)) for n in lens]
         for lens, h in ((q_lens, HEADS), (kv_lens, GROUPS), (kv_lens, GROUPS))
     )
-    arrays = [frame.make(layout(x, fmt, 6 if "padding" in mask else len(x[0])), dtype) for x in (q, k, v)]
+    arrays = [
+        frame.make(layout(x, fmt, 6 if "padding" in mask else len(x[0])), dtype) for x in (q, k, v)
+    ]
     module = te.DotProductAttention(HEADS, DIM, GROUPS, qkv_format=fmt, attn_mask_type=mask).eval()
     lengths = {}
     if "padding" in mask or fmt == "thd":
-        lengths = dict(cu_seqlens_q=frame.ints(ends(q_lens)), cu_seqlens_kv=frame.ints(ends(kv_lens)))
+        lengths = {
+            "cu_seqlens_q": frame.ints(ends(q_lens)),
+            "cu_seqlens_kv": frame.ints(ends(kv_lens)),
+        }
     out = module(*arrays, window_size=window, **lengths)
     got = frame.read(out)
-    assert got.shape == frame.read(arrays[0]).shape[:-2] + (HEADS * DIM,)
-    for b, (n, length) in enumerate(zip(q_lens, kv_lens)):
+    assert got.shape == (*frame.read(arrays[0]).shape[:-2], HEADS * DIM)
+    for b, (n, length) in enumerate(zip(q_lens, kv_lens, strict=True)):
         starts = int(ends(q_lens)[b]), int(ends(kv_lens)[b])
         mine = [
             row_of(frame.read(x), fmt, b, m, s)
-            for x, m, s in zip(arrays, (n, length, length), (starts[0], starts[1], starts[1]))
+            for x, m, s in zip(
+                arrays, (n, length, length), (starts[0], starts[1], starts[1]), strict=True
+            )
         ]
         causal = "causal" in mask
-        if causal and "bottom_right" not in mask:  # the top left: keys beyond the queries are never seen
+        if (
+            causal and "bottom_right" not in mask
+        ):  # the top left: keys beyond the queries are never seen
             mine[1:] = [x[:n] for x in mine[1:]]
         want, _ = attention(*mine, causal=causal, window=window or (-1, -1))
-        check_close(row_of(got, fmt, b, n, starts[0]), want.reshape(n, -1), dtype, 4.0, f"sequence {b}")
+        check_close(
+            row_of(got, fmt, b, n, starts[0]), want.reshape(n, -1), dtype, 4.0, f"sequence {b}"
+        )
 
 
 def test_more_queries_than_keys_aligned_to_the_top_left_is_named(frame):
@@ -110,7 +122,7 @@ def test_dropout_in_training_is_refused_by_name(frame):
 
 @pytest.mark.parametrize(
     "option",
-    [dict(cp_group=1), dict(tp_group=1), dict(return_max_logit=True)],
+    [{"cp_group": 1}, {"tp_group": 1}, {"return_max_logit": True}],
     ids=lambda o: next(iter(o)),
 )
 def test_constructor_names_what_it_does_not_cover(option):
@@ -126,7 +138,10 @@ class Switch:
 
 
 def test_graphed_modules_must_be_in_one_mode():
-    with pytest.raises(ValueError, match=r"modules\[1\] \(Switch\) in training.*modules\[0\] \(Switch\), modules\[2\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"modules\[1\] \(Switch\) in training.*modules\[0\] \(Switch\), modules\[2\]",
+    ):
         te.make_graphed_callables((Switch(False), Switch(True), Switch(False)), ((), (), ()))
 
 
@@ -140,7 +155,9 @@ def test_graphs_without_a_gpu_are_refused_by_name():
         te.make_graphed_callables(Switch(False), (np.ones(3),))
 
 
-@pytest.mark.parametrize("option", ["fp8_enabled", "fp8_calibrating", "fp8_weight_caching", "_order"])
+@pytest.mark.parametrize(
+    "option", ["fp8_enabled", "fp8_calibrating", "fp8_weight_caching", "_order"]
+)
 def test_graph_options_that_are_not_covered_are_named(option):
     with pytest.raises(NotImplementedError, match=option):
         te.make_graphed_callables(Switch(False), (np.ones(3),), **{option: True})

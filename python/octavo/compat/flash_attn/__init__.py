@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Octavo under the names of flash_attn: `from octavo.compat.flash_attn import flash_attn_with_kvcache`.
+"""Octavo under the names of flash_attn: `from octavo.compat.flash_attn import
+flash_attn_with_kvcache`.
 
-Positional arguments are FlashAttention 2's; FlashAttention 3's further options follow by keyword. For
-FlashAttention 3's own order of arguments see octavo.compat.flash_attn_interface. Forward only.
+Positional arguments are FlashAttention 2's; FlashAttention 3's further options follow by keyword.
+For FlashAttention 3's own order of arguments see octavo.compat.flash_attn_interface. Forward only.
 docs/python/coming-from-flash-attn.md lists what is covered, what differs and what raises.
 """
 

@@ -39,7 +39,11 @@ def with_kvcache(
 ):
     frame = framework(q)
     host = frame.host(q, "q")
-    queries = core.padded_queries(host) if cu_seqlens_q is None else core.ragged_queries(host, cu_seqlens_q)
+    queries = (
+        core.padded_queries(host)
+        if cu_seqlens_q is None
+        else core.ragged_queries(host, cu_seqlens_q)
+    )
     b = queries.num_seqs
     kc, vc = frame.host(k_cache, "k_cache"), frame.host(v_cache, "v_cache")
     table = None if page_table is None else ints(page_table, "page_table")
@@ -62,23 +66,29 @@ def with_kvcache(
     elif cu_seqlens_k_new is not None:
         raise ValueError("cu_seqlens_k_new: wanted k and v with it, got None")
     if rotary is not None:
-        # As in FlashAttention: without a causal mask or a window all queries stand at the first place.
+        # As in FlashAttention: without causal mask and window all queries stand at the first place.
         local = causal or tuple(window_size) not in ((-1, -1), (None, None))
-        counts = core.lengths(queries.offsets) if queries.offsets is not None else core._full(b, queries.q_len)
+        counts = (
+            core.lengths(queries.offsets)
+            if queries.offsets is not None
+            else core._full(b, queries.q_len)
+        )
         places = core.positions_from(starts, counts) if local else np.repeat(starts, counts)
         rope, places = rotary.at(places)
         queries = queries._replace(rope=rope, positions=places)
     if cache_leftpad is not None:
         keys = core.skip_left(keys, cache_leftpad, b)
     if kc.shape[0] == 0 or kc.shape[1] == 0:
-        keys = keys._replace(**dict(zip("kv", core.some_slots(kc, vc))))
+        keys = keys._replace(**dict(zip("kv", core.some_slots(kc, vc), strict=True)))
     opts = core.options(softmax_scale, causal, window_size, softcap, sinks, host.shape[-2])
     v_descale = None
     if descales is not None:
         shape = (b, kc.shape[-2])
         queries = core.descaled(queries, descales[0], descales[1], kc.shape[-2])
         v_descale = None if descales[2] is None else floats(descales[2], "v_descale", shape)
-    out, lse = core.attend(frame, q, queries, keys, opts, alibi_slopes, return_softmax_lse, v_descale)
+    out, lse = core.attend(
+        frame, q, queries, keys, opts, alibi_slopes, return_softmax_lse, v_descale
+    )
     return (out, lse) if return_softmax_lse else out
 
 
@@ -105,7 +115,9 @@ def _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts):
         offsets = ints(cu_seqlens_k_new, "cu_seqlens_k_new", b + 1)
         counts = core.lengths(offsets)
     lens = keys.kv_lens + counts
-    rope, places = (None, None) if rotary is None else rotary.at(core.positions_from(starts, counts))
+    rope, places = (
+        (None, None) if rotary is None else rotary.at(core.positions_from(starts, counts))
+    )
     if hk.size:
         octavo.append_tokens(
             native(hk),
@@ -158,7 +170,9 @@ def varlen(
         if ends is None:
             raise ValueError("cu_seqlens_k: wanted where each sequence starts, got None")
         if b and ends[-1] > hk.shape[0]:
-            raise ValueError(f"cu_seqlens_k: wanted within k's {hk.shape[0]} rows, got {ends.tolist()}")
+            raise ValueError(
+                f"cu_seqlens_k: wanted within k's {hk.shape[0]} rows, got {ends.tolist()}"
+            )
         if used is not None and (used > core.lengths(ends)).any():
             raise ValueError(f"seqused_k: wanted within cu_seqlens_k, got {used.tolist()}")
         longest = max(int(lens.max()) if b else 0, 1)
@@ -168,9 +182,13 @@ def varlen(
     v_descale = None
     if descales is not None:
         queries = core.descaled(queries, descales[0], descales[1], hk.shape[-2])
-        v_descale = None if descales[2] is None else floats(descales[2], "v_descale", (b, hk.shape[-2]))
+        v_descale = (
+            None if descales[2] is None else floats(descales[2], "v_descale", (b, hk.shape[-2]))
+        )
     if seqused_q is not None:
-        return _partly_used(frame, q, queries, keys, opts, alibi_slopes, want_lse, v_descale, seqused_q)
+        return _partly_used(
+            frame, q, queries, keys, opts, alibi_slopes, want_lse, v_descale, seqused_q
+        )
     return core.attend(frame, q, queries, keys, opts, alibi_slopes, want_lse, v_descale)
 
 
@@ -182,11 +200,13 @@ def _partly_used(frame, q, queries, keys, opts, alibi_slopes, want_lse, v_descal
     index = core.positions_from(queries.offsets[:-1], counts)
     offsets = np.zeros(queries.num_seqs + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
-    made, host = frame.empty(q, queries.host.shape[:-1] + (keys.v.shape[-1],))
+    made, host = frame.empty(q, (*queries.host.shape[:-1], keys.v.shape[-1]))
     host[...] = 0
     packed = queries._replace(host=queries.host[index], offsets=offsets)
     numpy = framework(packed.host)
-    out, lse = core.attend(numpy, packed.host, packed, keys, opts, alibi_slopes, want_lse, v_descale)
+    out, lse = core.attend(
+        numpy, packed.host, packed, keys, opts, alibi_slopes, want_lse, v_descale
+    )
     host[index] = out
     if not want_lse:
         return frame.finish(made), None
@@ -196,7 +216,9 @@ def _partly_used(frame, q, queries, keys, opts, alibi_slopes, want_lse, v_descal
     return frame.finish(made), frame.finish(made_lse)
 
 
-def dense(q, k, v, *, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, descales, want_lse):
+def dense(
+    q, k, v, *, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, descales, want_lse
+):
     frame = framework(q)
     core.check_forward_only(frame, q, k, v)
     queries = core.padded_queries(frame.host(q, "q"))
@@ -233,7 +255,10 @@ def combine(out_partial, lse_partial, out, out_dtype):
         made, host = out, frame.host(out, "out")
     heads, dim = parts.shape[-2:]
     made_lse, host_lse = frame.empty(out_partial, lses.shape[1:], frame.float32)
-    flat = [(native(p.reshape(-1, heads, dim)), s.reshape(-1, heads)) for p, s in zip(parts, lses)]
+    flat = [
+        (native(p.reshape(-1, heads, dim)), s.reshape(-1, heads))
+        for p, s in zip(parts, lses, strict=True)
+    ]
     dense = host if host.flags.c_contiguous else np.empty(host.shape, host.dtype)
     octavo.merge(flat, out=native(dense.reshape(-1, heads, dim)), lse=host_lse.reshape(-1, heads))
     if dense is not host:

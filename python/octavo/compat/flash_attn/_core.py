@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the FlashAttention fronts share: options checked, lengths and rows made, the library called."""
+"""What the FlashAttention fronts share: options, lengths, rows, the call of the library."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def some_slots(k, v):
     """The library wants a slot to exist, even if no sequence has a key."""
     if k.shape[0] and k.shape[1]:
         return k, v
-    return tuple(np.zeros((max(x.shape[0], 1), 1) + x.shape[2:], x.dtype) for x in (k, v))
+    return tuple(np.zeros((max(x.shape[0], 1), 1, *x.shape[2:]), x.dtype) for x in (k, v))
 
 
 def _attend(queries: Queries, keys: Keys, opts: Options, slopes, out, lse):
@@ -154,14 +154,19 @@ def _slopes(alibi_slopes, num_seqs, num_heads):
         return slopes
     if slopes.shape != (num_seqs, num_heads):
         raise ValueError(
-            f"alibi_slopes: wanted [{num_heads}] or [{num_seqs}, {num_heads}], got {list(slopes.shape)}"
+            f"alibi_slopes: wanted [{num_heads}] or [{num_seqs}, {num_heads}], "
+            f"got {list(slopes.shape)}"
         )
     return slopes[0] if num_seqs and (slopes == slopes[0]).all() else slopes
 
 
 def _attend_each(queries, keys, opts, slopes, out, lse):
     """A call for each sequence, for slopes that differ between them."""
-    ends = queries.offsets if queries.format == "thd" else _arange(queries.num_seqs + 1) * queries.q_len
+    ends = (
+        queries.offsets
+        if queries.format == "thd"
+        else _arange(queries.num_seqs + 1) * queries.q_len
+    )
     rows = keys.rows if keys.rows is not None else _arange(queries.num_seqs)
     for b in range(queries.num_seqs):
         first, last = int(ends[b]), int(ends[b + 1])
@@ -176,10 +181,12 @@ def _attend_each(queries, keys, opts, slopes, out, lse):
         _attend(one, mine, opts, slopes[b], out[tokens], None if lse is None else lse[first:last])
 
 
-def attend(frame, q, queries: Queries, keys: Keys, opts: Options, alibi_slopes, want_lse, v_descale=None):
+def attend(
+    frame, q, queries: Queries, keys: Keys, opts: Options, alibi_slopes, want_lse, v_descale=None
+):
     """(out, lse or None) in the caller's framework, lse in FlashAttention's shape."""
     num_heads = queries.host.shape[-2]
-    made, out = frame.empty(q, queries.host.shape[:-1] + (keys.v.shape[-1],))
+    made, out = frame.empty(q, (*queries.host.shape[:-1], keys.v.shape[-1]))
     made_lse = lse = None
     if want_lse:
         made_lse, lse, settle = _lse_buffers(frame, q, queries, num_heads)
@@ -231,17 +238,25 @@ def _per_token(queries, factors, num_heads):
 def descaled(queries: Queries, q_descale, k_descale, num_kv_heads) -> Queries:
     """Queries times the scales of Q and K, [B, Hk] each."""
     shape = (queries.num_seqs, num_kv_heads)
-    factors = [floats(x, n, shape) for x, n in ((q_descale, "q_descale"), (k_descale, "k_descale")) if x is not None]
+    factors = [
+        floats(x, n, shape)
+        for x, n in ((q_descale, "q_descale"), (k_descale, "k_descale"))
+        if x is not None
+    ]
     if not factors:
         return queries
     product = functools.reduce(np.multiply, factors)
     if (product == 1).all():
         return queries
-    return queries._replace(host=scale_by(queries.host, _per_token(queries, product, queries.host.shape[-2])))
+    return queries._replace(
+        host=scale_by(queries.host, _per_token(queries, product, queries.host.shape[-2]))
+    )
 
 
 class Rotary(NamedTuple):
-    """The caller's tables. Octavo reads float32; others are widened row by row, as a call needs them."""
+    """The caller's tables. Octavo reads float32; others are widened row by row, as a call needs
+    them.
+    """
 
     frame: object
     cos: object
@@ -263,7 +278,7 @@ class Rotary(NamedTuple):
             return octavo.Rope(self.style, cos=tables[0], sin=tables[1]), positions
         if positions.size and (positions.min() < 0 or positions.max() >= cos.shape[0]):
             raise ValueError(
-                f"rotary_cos: wanted a row for each position up to {positions.max()}, got {cos.shape[0]}"
+                f"rotary_cos: wanted rows for positions up to {positions.max()}, got {cos.shape[0]}"
             )
         narrow = [np.ascontiguousarray(_widen(t[positions])) for t in (cos, sin)]
         return octavo.Rope(self.style, cos=narrow[0], sin=narrow[1]), _arange(positions.size)
@@ -287,9 +302,13 @@ def skip_left(keys: Keys, leftpad, num_seqs) -> Keys:
     pad = ints(leftpad, "cache_leftpad", num_seqs)
     if num_seqs and (pad < 0).any():
         raise ValueError(f"cache_leftpad: wanted at least 0, got {pad.min()}")
-    capacity = keys.k.shape[1] if keys.page_table is None else keys.page_table.shape[1] * keys.k.shape[1]
+    capacity = (
+        keys.k.shape[1] if keys.page_table is None else keys.page_table.shape[1] * keys.k.shape[1]
+    )
     if num_seqs and keys.kv_lens.max() > capacity:
-        raise ValueError(f"cache_seqlens: wanted at most {capacity} with the new tokens, got {keys.kv_lens.max()}")
+        raise ValueError(
+            f"cache_seqlens: wanted at most {capacity} with new tokens, got {keys.kv_lens.max()}"
+        )
     lens = np.maximum(keys.kv_lens - pad, 0).astype(_INT32)
     rows = keys.rows if keys.rows is not None else _arange(num_seqs)
     k, step = flat_slots(keys.k, "k_cache")
@@ -299,10 +318,18 @@ def skip_left(keys: Keys, leftpad, num_seqs) -> Keys:
     if keys.page_table is None:
         longest = max(int(lens.max()) if num_seqs else 0, 1)
         starts = (rows * step + pad).astype(_INT32)
-        return Keys(sliding_rows(k, k.shape[0], longest), sliding_rows(v, v.shape[0], longest), lens, None, starts)
+        return Keys(
+            sliding_rows(k, k.shape[0], longest),
+            sliding_rows(v, v.shape[0], longest),
+            lens,
+            None,
+            starts,
+        )
     page_size = keys.k.shape[1]
     slots = pad[:, None] + _arange(int(lens.max()) if num_seqs else 0)
-    pages = np.take_along_axis(keys.page_table[rows], np.minimum(slots // page_size, keys.page_table.shape[1] - 1), 1)
+    pages = np.take_along_axis(
+        keys.page_table[rows], np.minimum(slots // page_size, keys.page_table.shape[1] - 1), 1
+    )
     table = pages * step + slots % page_size
     return Keys(k[:, None], v[:, None], lens, table.astype(_INT32), None)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention 2's functions, forward only, with FlashAttention 3's further options by keyword."""
+"""FlashAttention 2's functions, forward only; FlashAttention 3's options follow by keyword."""
 
 from __future__ import annotations
 
@@ -52,18 +52,24 @@ def flash_attn_with_kvcache(
 ):
     """Attention of new queries over a cache, after writing new keys and values into it in place.
 
-    q [B, Lq, Hq, D], or [T, Hq, D] with cu_seqlens_q [B + 1]. k_cache [B_cache, S, Hk, D] and v_cache
-    [.., Dv], or, with block_table (also called page_table) [B, M], [N, P, Hk, D]: any P from 1. k, v
-    [B, L_new, Hk, ..] ([T_new, ..] with cu_seqlens_k_new) go to positions cache_seqlens ...; with
-    rotary_cos and rotary_sin [positions, rotary_dim / 2] they and q are rotated first. causal and
-    window_size are aligned to the bottom right. sinks (learnable_sink) [Hq] join the denominator.
+    q [B, Lq, Hq, D], or [T, Hq, D] with cu_seqlens_q [B + 1]. k_cache [B_cache, S, Hk, D] and
+    v_cache [.., Dv], or, with block_table (also called page_table) [B, M], [N, P, Hk, D]: any P
+    from 1. k, v [B, L_new, Hk, ..] ([T_new, ..] with cu_seqlens_k_new) go to positions
+    cache_seqlens ...; with rotary_cos and rotary_sin [positions, rotary_dim / 2] they and q are
+    rotated first. causal and window_size are aligned to the bottom right. sinks (learnable_sink)
+    [Hq] join the denominator.
 
     Returns out [B, Lq, Hq, Dv] ([T, Hq, Dv]), and with return_softmax_lse also the float32 LSE
     [B, Hq, Lq] ([Hq, T]), natural log, sinks left out; -inf where a query sees no key.
 
     num_splits, pack_gqa and max_seqlen_q are hints; here speed follows from the lengths themselves.
     """
-    refuse(qv=qv, attention_chunk=attention_chunk, scheduler_metadata=scheduler_metadata, sm_margin=sm_margin)
+    refuse(
+        qv=qv,
+        attention_chunk=attention_chunk,
+        scheduler_metadata=scheduler_metadata,
+        sm_margin=sm_margin,
+    )
     if num_splits or pack_gqa is not None:
         check_tuning(num_splits, pack_gqa)
     return _calls.with_kvcache(
@@ -79,7 +85,9 @@ def flash_attn_with_kvcache(
         cache_seqlens=cache_seqlens,
         cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad,
-        page_table=block_table if page_table is None else one_of(block_table=block_table, page_table=page_table),
+        page_table=block_table
+        if page_table is None
+        else one_of(block_table=block_table, page_table=page_table),
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k_new=cu_seqlens_k_new,
         softmax_scale=softmax_scale,
@@ -87,7 +95,9 @@ def flash_attn_with_kvcache(
         window_size=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
-        sinks=sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
+        sinks=sinks
+        if learnable_sink is None
+        else one_of(sinks=sinks, learnable_sink=learnable_sink),
         descales=_given(q_descale, k_descale, v_descale),
         return_softmax_lse=return_softmax_lse,
     )
@@ -125,11 +135,13 @@ def flash_attn_varlen_func(
     sinks=None,
     learnable_sink=None,
 ):
-    """Attention over ragged sequences: q [T, Hq, D], k [Tk, Hk, D], v [Tk, Hk, Dv] packed end to end.
+    """Attention over ragged sequences: q [T, Hq, D], k [Tk, Hk, D], v [Tk, Hk, Dv] packed end to
+    end.
 
-    With block_table [B, M], k and v are pages [N, P, Hk, ..]. seqused_q and seqused_k [B] say how many
-    of each sequence's tokens count. Returns out [T, Hq, Dv], or with return_attn_probs (out, LSE
-    float32 [Hq, T], an empty array: without dropout FlashAttention keeps no probabilities either).
+    With block_table [B, M], k and v are pages [N, P, Hk, ..]. seqused_q and seqused_k [B] say how
+    many of each sequence's tokens count. Returns out [T, Hq, Dv], or with return_attn_probs (out,
+    LSE float32 [Hq, T], an empty array: without dropout FlashAttention keeps no probabilities
+    either).
     """
     refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
     check_tuning(num_splits, pack_gqa)
@@ -180,7 +192,8 @@ def flash_attn_func(
 ):
     """Attention of q [B, Lq, Hq, D] over k [B, Lk, Hk, D] and v [B, Lk, Hk, Dv].
 
-    Returns out [B, Lq, Hq, Dv], or with return_attn_probs (out, LSE float32 [B, Hq, Lq], an empty array).
+    Returns out [B, Lq, Hq, Dv], or with return_attn_probs (out, LSE float32 [B, Hq, Lq], an empty
+    array).
     """
     refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
     check_tuning(num_splits, pack_gqa)
@@ -213,7 +226,9 @@ def flash_attn_kvpacked_func(q, kv, *args, **kwargs):
 def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *args, **kwargs):
     """flash_attn_varlen_func for qkv [T, 3, H, D]; the further arguments are the same."""
     q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
-    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs
+    )
 
 
 def flash_attn_varlen_kvpacked_func(q, kv, *args, **kwargs):

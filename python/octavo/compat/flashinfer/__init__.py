@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Octavo under the names of flashinfer: `import octavo.compat.flashinfer as flashinfer`.
 
-Attention over paged and ragged keys, appending to pages, and merging of partial results. The LSE is in
-base 2, as FlashInfer's is. docs/python/coming-from-flashinfer.md lists what is covered, what differs
-and what raises.
+Attention over paged and ragged keys, appending to pages, and merging of partial results. The LSE is
+in base 2, as FlashInfer's is. docs/python/coming-from-flashinfer.md lists what is covered, what
+differs and what raises.
 """
 
 from .cascade import merge_state, merge_state_in_place, merge_states

@@ -7,7 +7,6 @@ from .._arrays import dtype_name, framework, ints, not_covered
 from ._common import Maths, answer, attend, check_dtype, unpack
 
 
-
 class Batch:
     """A plan and the buffers it is copied to."""
 
@@ -22,7 +21,9 @@ class Batch:
         if self._use_cuda_graph:
             for name, buffer in buffers.items():
                 if not hasattr(buffer, "shape"):
-                    raise ValueError(f"{name}: wanted an array in CUDA graph mode, got {type(buffer).__name__}")
+                    raise ValueError(
+                        f"{name}: wanted an array in CUDA graph mode, got {type(buffer).__name__}"
+                    )
             sizes = {n: b.shape[0] - 1 for n, b in buffers.items() if "indptr" in n}
             sizes.update({n: b.shape[0] for n, b in buffers.items() if "last_page_len" in n})
             if len(set(sizes.values())) != 1:
@@ -50,20 +51,24 @@ class Batch:
             return
         if batch_size != self._fixed_batch_size:
             raise ValueError(
-                f"batch size: wanted {self._fixed_batch_size}, fixed in CUDA graph mode, got {batch_size}"
+                f"batch size: wanted {self._fixed_batch_size} (of the buffers), got {batch_size}"
             )
         for name, array in arrays.items():
             buffer = self._buffers[name]
             values = ints(array, name)
             if values.shape[0] > buffer.shape[0]:
-                raise ValueError(f"{name}: wanted at least {values.shape[0]} entries, got {buffer.shape[0]}")
+                raise ValueError(
+                    f"{name}: wanted at least {values.shape[0]} entries, got {buffer.shape[0]}"
+                )
             framework(buffer, name).host(buffer, name)[: values.shape[0]] = values
 
     def _keep_plan(self, keys, offsets, page_size, sizes, dtypes, maths):
         """sizes: query heads, KV heads, head dim and that of V. dtypes: of q, keys and output."""
         num_qo_heads, num_kv_heads, head_dim, _ = sizes
         if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
-            raise ValueError(f"num_qo_heads: wanted a multiple of {num_kv_heads} (num_kv_heads), got {num_qo_heads}")
+            raise ValueError(
+                f"num_qo_heads: wanted a multiple of {num_kv_heads} KV heads, got {num_qo_heads}"
+            )
         q_type = dtype_name(dtypes[0])
         kv_type = q_type if dtypes[1] is None else dtype_name(dtypes[1])
         o_type = q_type if dtypes[2] is None else dtype_name(dtypes[2])
@@ -87,7 +92,9 @@ class Batch:
     def _check_run(self, window_left):
         self._need_plan()
         if window_left is not None and window_left != self._maths.window_left:
-            raise ValueError(f"window_left: wanted {self._maths.window_left}, as planned, got {window_left}")
+            raise ValueError(
+                f"window_left: wanted {self._maths.window_left}, as planned, got {window_left}"
+            )
 
     def _check_arrays(self, q, k_array, host, k, v):
         """Shapes and dtypes, once for each kind of arrays that a plan meets."""
@@ -103,7 +110,9 @@ class Batch:
             ("v", v.shape[-2:], (num_kv_heads, head_dim_v)),
         ):
             if got != want:
-                raise ValueError(f"{name}: wanted heads and dim {list(want)}, as planned, got {list(got)}")
+                raise ValueError(
+                    f"{name}: wanted heads and dim {list(want)}, as planned, got {list(got)}"
+                )
         if self._page_size and k.shape[1] != self._page_size:
             raise ValueError(f"page_size: wanted {self._page_size}, as planned, got {k.shape[1]}")
         self._checked = kind
@@ -140,4 +149,6 @@ class PagedBatch(Batch):
         k, v = unpack(frame, paged_kv_cache, self._kv_layout)
         array = paged_kv_cache[0] if isinstance(paged_kv_cache, (tuple, list)) else paged_kv_cache
         self._check_arrays(q, array, host, k, v)
-        return self._attend_keys(frame, q, host, k, v, self._keys, out, lse, return_lse, scales, sinks)
+        return self._attend_keys(
+            frame, q, host, k, v, self._keys, out, lse, return_lse, scales, sinks
+        )

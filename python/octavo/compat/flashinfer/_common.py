@@ -15,9 +15,19 @@ from .._arrays import dtype_name, floats, ints, native, not_covered
 LOG2E = np.float32(1.0 / math.log(2.0))
 LN2 = np.float32(math.log(2.0))
 
-_BACKENDS = (
-    "auto fa2 fa3 fa2_tc cudnn cutlass trtllm-gen trtllm-native cute-dsl cutile xqa".split()
-)
+_BACKENDS = [
+    "auto",
+    "fa2",
+    "fa3",
+    "fa2_tc",
+    "cudnn",
+    "cutlass",
+    "trtllm-gen",
+    "trtllm-native",
+    "cute-dsl",
+    "cutile",
+    "xqa",
+]
 
 
 def check_layout(kv_layout):
@@ -36,7 +46,11 @@ def check_backend(backend, jit_args):
 def refuse(**given):
     """Raises for arguments that the front leaves out."""
     for name, value in given.items():
-        if value is not None and value is not False and not (isinstance(value, (int, tuple)) and not value):
+        if (
+            value is not None
+            and value is not False
+            and not (isinstance(value, (int, tuple)) and not value)
+        ):
             raise not_covered(name)
 
 
@@ -46,7 +60,9 @@ def check_dtype(x, planned, name):
 
 
 def alibi_slopes(num_heads):
-    """The slopes of ALiBi's paper: powers of 2^(-8/n), n the power of two below num_heads, then odd halves."""
+    """The slopes of ALiBi's paper: powers of 2^(-8/n), n the power of two below num_heads, then odd
+    halves.
+    """
     n = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 / n * (i + 1)) for i in range(n)]
     slopes += [2.0 ** (-4.0 / n * (2 * i + 1)) for i in range(num_heads - n)]
@@ -72,7 +88,9 @@ class Maths:
         batch_invariant=False,
     ):
         if pos_encoding_mode not in ("NONE", "ROPE_LLAMA", "ALIBI"):
-            raise KeyError(f"pos_encoding_mode: wanted NONE, ROPE_LLAMA or ALIBI, got {pos_encoding_mode!r}")
+            raise KeyError(
+                f"pos_encoding_mode: wanted NONE, ROPE_LLAMA or ALIBI, got {pos_encoding_mode!r}"
+            )
         self.mask = "causal" if causal else "full"
         self.window = (-1 if window_left is None or window_left < 0 else int(window_left), -1)
         self.window_left = window_left
@@ -85,7 +103,9 @@ class Maths:
             if self.softcap > 0:
                 raise not_covered("logits_soft_cap with pos_encoding_mode ALIBI")
             if not causal and q_lens > 1:
-                raise not_covered("pos_encoding_mode ALIBI without causal", "later keys would count twice over")
+                raise not_covered(
+                    "pos_encoding_mode ALIBI without causal", "later keys would count twice over"
+                )
             self.slopes = alibi_slopes(num_heads)
         elif pos_encoding_mode == "ROPE_LLAMA":
             self.rope_args = (rope_scale or 1.0, rope_theta or 1e4)
@@ -123,7 +143,9 @@ def paged_keys(indptr, indices, last_page_len, page_size, seq_lens=None, block_t
     pages = ints(indices, "indices")
     counts = np.diff(ends)
     if b and (ends[0] < 0 or (counts < 0).any() or ends[-1] > pages.shape[0]):
-        raise ValueError(f"indptr: wanted rising from 0 to at most {pages.shape[0]}, got {ends.tolist()}")
+        raise ValueError(
+            f"indptr: wanted rising from 0 to at most {pages.shape[0]}, got {ends.tolist()}"
+        )
     if page_size < 1:
         raise ValueError(f"page_size: wanted at least 1, got {page_size}")
     if block_tables is not None:
@@ -137,11 +159,15 @@ def paged_keys(indptr, indices, last_page_len, page_size, seq_lens=None, block_t
     if seq_lens is not None:
         lens = ints(seq_lens, "seq_lens").reshape(-1)
         if lens.shape != (b,) or (lens < 0).any() or (lens > capacity).any():
-            raise ValueError(f"seq_lens: wanted {b} lengths within their pages, got {lens.tolist()}")
+            raise ValueError(
+                f"seq_lens: wanted {b} lengths within their pages, got {lens.tolist()}"
+            )
     else:
         held = counts > 0
         if (last[held] < 0).any() or (last[held] > page_size).any():
-            raise ValueError(f"last_page_len: wanted at most {page_size} (page_size), got {last.tolist()}")
+            raise ValueError(
+                f"last_page_len: wanted at most {page_size} (page_size), got {last.tolist()}"
+            )
         lens = np.where(held, (counts - 1) * page_size + last, 0).astype(np.int32)
     return Keys(lens, table)
 
@@ -153,7 +179,9 @@ def unpack(frame, paged_kv_cache, kv_layout):
     else:
         both = frame.host(paged_kv_cache, "paged_kv_cache")
         if both.ndim != 5 or both.shape[1] != 2:
-            raise ValueError(f"paged_kv_cache: wanted [pages, 2, ...] of five axes, got {list(both.shape)}")
+            raise ValueError(
+                f"paged_kv_cache: wanted [pages, 2, ...] of five axes, got {list(both.shape)}"
+            )
         k, v = both[:, 0], both[:, 1]
     return (k.swapaxes(1, 2), v.swapaxes(1, 2)) if kv_layout == "HND" else (k, v)
 
@@ -161,12 +189,12 @@ def unpack(frame, paged_kv_cache, kv_layout):
 def _rotated(maths, k, v, keys, q_lens):
     """Keys turned by their positions, in float32 rows of their own: FlashInfer keeps them unturned.
 
-    Returns k, v, keys, and the rope and positions of the queries. A query may stand before the first
-    key: all are moved up then, since only differences of positions count.
+    Returns k, v, keys, and the rope and positions of the queries. A query may stand before the
+    first key: all are moved up then, since only differences of positions count.
     """
     b = keys.kv_lens.shape[0]
     longest = max(keys.longest, 1)
-    shapes = [(b, longest) + x.shape[2:] for x in (k, v)]
+    shapes = [(b, longest, *x.shape[2:]) for x in (k, v)]
     rows = [np.empty(s, np.float32) for s in shapes]
     octavo.gather_cache(
         native(k),
@@ -193,7 +221,13 @@ def _rotated(maths, k, v, keys, q_lens):
             rope=rope,
             positions=_positions(np.full(b, before), keys.kv_lens),
         )
-    return turned[0], turned[1], Keys(keys.kv_lens), rope, _positions(keys.kv_lens - q_lens + before, q_lens)
+    return (
+        turned[0],
+        turned[1],
+        Keys(keys.kv_lens),
+        rope,
+        _positions(keys.kv_lens - q_lens + before, q_lens),
+    )
 
 
 def _positions(starts, counts):
@@ -203,7 +237,9 @@ def _positions(starts, counts):
     return (np.arange(total) + np.repeat(starts - (ends - counts), counts)).astype(np.int32)
 
 
-def attend(frame, q, host, k, v, keys, offsets, maths, *, out, lse, want_lse, scales, sinks, out_dtype=None):
+def attend(
+    frame, q, host, k, v, keys, offsets, maths, *, out, lse, want_lse, scales, sinks, out_dtype=None
+):
     """(out, lse or None): one call for q [T, Hq, D] on the host; lse in base 2."""
     tokens, heads = host.shape[:2]
     shape = (tokens, heads, v.shape[-1])
@@ -214,7 +250,7 @@ def attend(frame, q, host, k, v, keys, offsets, maths, *, out, lse, want_lse, sc
             raise not_covered("the LSE with pos_encoding_mode ALIBI")
         made_lse, into_lse = _given(frame, q, lse, (tokens, heads), frame.float32, "lse")
     if not (k.shape[0] and k.shape[1]):
-        k, v = (np.zeros((max(x.shape[0], 1), 1) + x.shape[2:], x.dtype) for x in (k, v))
+        k, v = (np.zeros((max(x.shape[0], 1), 1, *x.shape[2:]), x.dtype) for x in (k, v))
     rope = positions = None
     if maths.rope_args is not None and tokens:
         b = len(keys.kv_lens)

@@ -35,7 +35,9 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
     ):
         check_layout(kv_layout)
         check_backend(backend, jit_args)
-        refuse(custom_mask_buf=custom_mask_buf, mask_indptr_buf=mask_indptr_buf, jit_kwargs=jit_kwargs)
+        refuse(
+            custom_mask_buf=custom_mask_buf, mask_indptr_buf=mask_indptr_buf, jit_kwargs=jit_kwargs
+        )
         self._set_up(
             float_workspace_buffer,
             kv_layout,
@@ -99,7 +101,12 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
             max_item_len_ptr=max_item_len_ptr,
         )
         keys = paged_keys(
-            paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size, seq_lens, block_tables
+            paged_kv_indptr,
+            paged_kv_indices,
+            paged_kv_last_page_len,
+            page_size,
+            seq_lens,
+            block_tables,
         )
         ends = query_ends(qo_indptr, len(keys.kv_lens))
         self._check_rows(ends)
@@ -116,19 +123,24 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
             keys,
             ends,
             page_size,
-            (num_qo_heads, num_kv_heads, head_dim_qk, head_dim_qk if head_dim_vo is None else head_dim_vo),
-            (q_data_type, kv_data_type, o_data_type),
-            dict(
-                causal=causal,
-                q_lens=int(np.diff(ends).max()) if len(ends) > 1 else 0,
-                pos_encoding_mode=pos_encoding_mode,
-                window_left=window_left,
-                logits_soft_cap=logits_soft_cap,
-                sm_scale=sm_scale,
-                rope_scale=rope_scale,
-                rope_theta=rope_theta,
-                batch_invariant=disable_split_kv or fixed_split_size is not None,
+            (
+                num_qo_heads,
+                num_kv_heads,
+                head_dim_qk,
+                head_dim_qk if head_dim_vo is None else head_dim_vo,
             ),
+            (q_data_type, kv_data_type, o_data_type),
+            {
+                "causal": causal,
+                "q_lens": int(np.diff(ends).max()) if len(ends) > 1 else 0,
+                "pos_encoding_mode": pos_encoding_mode,
+                "window_left": window_left,
+                "logits_soft_cap": logits_soft_cap,
+                "sm_scale": sm_scale,
+                "rope_scale": rope_scale,
+                "rope_theta": rope_theta,
+                "batch_invariant": disable_split_kv or fixed_split_size is not None,
+            },
         )
 
     begin_forward = plan
@@ -158,7 +170,9 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
         )
         self._check_run(window_left)
         self._check_q(q)
-        return self._attend(q, paged_kv_cache, out, lse, return_lse, (q_scale, k_scale, v_scale), sinks)
+        return self._attend(
+            q, paged_kv_cache, out, lse, return_lse, (q_scale, k_scale, v_scale), sinks
+        )
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 

@@ -27,12 +27,16 @@ class Prefill:
             if self._max_rows is None:
                 self._max_rows = rows
             elif rows > self._max_rows:
-                raise ValueError(f"qo_indptr: wanted at most {self._max_rows} rows, as at first, got {rows}")
+                raise ValueError(
+                    f"qo_indptr: wanted at most {self._max_rows} rows, as at first, got {rows}"
+                )
 
     def _check_q(self, q):
         self._need_plan()
         if q.shape[0] != self._offsets[-1]:
-            raise ValueError(f"q: wanted {self._offsets[-1]} rows (qo_indptr's end), got {q.shape[0]}")
+            raise ValueError(
+                f"q: wanted {self._offsets[-1]} rows (qo_indptr's end), got {q.shape[0]}"
+            )
 
     def _forward(
         self,

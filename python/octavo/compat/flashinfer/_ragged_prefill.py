@@ -14,7 +14,7 @@ from ._prefill_checks import Prefill, query_ends
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
-    """plan() once for a batch, run() for each layer: q, k and v packed end to end by their indptr."""
+    """plan() once for a batch, run() for each layer: q, k and v packed by their indptr."""
 
     def __init__(
         self,
@@ -31,7 +31,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
     ):
         check_layout(kv_layout)
         check_backend(backend, jit_args)
-        refuse(custom_mask_buf=custom_mask_buf, mask_indptr_buf=mask_indptr_buf, jit_kwargs=jit_kwargs)
+        refuse(
+            custom_mask_buf=custom_mask_buf, mask_indptr_buf=mask_indptr_buf, jit_kwargs=jit_kwargs
+        )
         self._set_up(
             float_workspace_buffer,
             kv_layout,
@@ -74,7 +76,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
         v_indptr=None,
         o_indptr=None,
     ):
-        """Checks and keeps a batch: sequence b has queries and keys from indptr[b] to indptr[b + 1]."""
+        """Checks and keeps a batch: sequence b has queries and keys from indptr[b] to indptr[b +
+        1].
+        """
         refuse(
             custom_mask=custom_mask,
             packed_custom_mask=packed_custom_mask,
@@ -98,19 +102,24 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
             keys,
             ends,
             None,
-            (num_qo_heads, num_kv_heads, head_dim_qk, head_dim_qk if head_dim_vo is None else head_dim_vo),
-            (q_data_type, kv_data_type, o_data_type),
-            dict(
-                causal=causal,
-                q_lens=int(np.diff(ends).max()) if len(ends) > 1 else 0,
-                pos_encoding_mode=pos_encoding_mode,
-                window_left=window_left,
-                logits_soft_cap=logits_soft_cap,
-                sm_scale=sm_scale,
-                rope_scale=rope_scale,
-                rope_theta=rope_theta,
-                batch_invariant=disable_split_kv or fixed_split_size is not None,
+            (
+                num_qo_heads,
+                num_kv_heads,
+                head_dim_qk,
+                head_dim_qk if head_dim_vo is None else head_dim_vo,
             ),
+            (q_data_type, kv_data_type, o_data_type),
+            {
+                "causal": causal,
+                "q_lens": int(np.diff(ends).max()) if len(ends) > 1 else 0,
+                "pos_encoding_mode": pos_encoding_mode,
+                "window_left": window_left,
+                "logits_soft_cap": logits_soft_cap,
+                "sm_scale": sm_scale,
+                "rope_scale": rope_scale,
+                "rope_theta": rope_theta,
+                "batch_invariant": disable_split_kv or fixed_split_size is not None,
+            },
         )
 
     begin_forward = plan
@@ -131,7 +140,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
         enable_pdl=None,
         kv_cache_sf=None,
     ):
-        """out [T, Hq, Dv], or (out, LSE float32 [T, Hq], base 2), of k [Tk, Hk, D] and v [Tk, Hk, Dv]."""
+        """out [T, Hq, Dv], or (out, LSE float32 [T, Hq], base 2), of k [Tk, Hk, D] and v [Tk, Hk,
+        Dv].
+        """
         refuse(args=args, kv_cache_sf=kv_cache_sf, o_scale=None if o_scale == 1.0 else o_scale)
         self._check_q(q)
         frame = framework(q)
@@ -141,13 +152,16 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
             hk, hv = hk.swapaxes(0, 1), hv.swapaxes(0, 1)
         if hk.shape[0] < self._kv_end or hv.shape[0] != hk.shape[0]:
             raise ValueError(
-                f"k and v: wanted at least {self._kv_end} rows (kv_indptr's end), got {hk.shape[0]} and {hv.shape[0]}"
+                f"k and v: wanted at least {self._kv_end} rows (kv_indptr's end), "
+                f"got {hk.shape[0]} and {hv.shape[0]}"
             )
         self._check_arrays(q, k, host, hk, hv)
         longest = max(self._keys.longest, 1)
         rows = [sliding_rows(x, x.shape[0], longest) for x in (hk, hv)]
         scales = (q_scale, k_scale, v_scale)
-        return self._attend_keys(frame, q, host, *rows, self._keys, out, lse, return_lse, scales, sinks=None)
+        return self._attend_keys(
+            frame, q, host, *rows, self._keys, out, lse, return_lse, scales, sinks=None
+        )
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 

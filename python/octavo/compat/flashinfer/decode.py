@@ -36,7 +36,9 @@ def single_decode_with_kv_cache(
     rope_theta=None,
     return_lse=False,
 ):
-    """Attention of q [Hq, D] over k [L, Hk, D] and v (HND: [Hk, L, D]): out [Hq, Dv], or (out, LSE [Hq])."""
+    """Attention of q [Hq, D] over k [L, Hk, D] and v (HND: [Hk, L, D]): out [Hq, Dv], or (out, LSE
+    [Hq]).
+    """
     check_layout(kv_layout)
     frame = framework(q)
     host = frame.host(q, "q")
@@ -137,7 +139,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
         *,
         window_right=0,
     ):
-        """Checks and keeps a batch: pages indices[indptr[b]:indptr[b + 1]], the last with last_page_len[b]."""
+        """Checks and keeps a batch: pages indices[indptr[b]:indptr[b + 1]], the last with
+        last_page_len[b].
+        """
         refuse(window_right=window_right)
         if q_len_per_req < 1:
             raise ValueError(f"q_len_per_req: wanted at least 1, got {q_len_per_req}")
@@ -148,7 +152,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
         keys = paged_keys(indptr, indices, last_page_len, page_size, seq_lens, block_tables)
         if q_len_per_req > 1 and keys.kv_lens.size and keys.kv_lens.min() < q_len_per_req:
             raise ValueError(
-                f"q_len_per_req: wanted at most the shortest sequence, {keys.kv_lens.min()}, got {q_len_per_req}"
+                f"q_len_per_req: wanted at most {keys.kv_lens.min()}, the shortest sequence, "
+                f"got {q_len_per_req}"
             )
         self._keep_buffers(
             len(keys.kv_lens),
@@ -164,17 +169,17 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
             page_size,
             (num_qo_heads, num_kv_heads, head_dim, head_dim),
             (q_data_type, kv_data_type, o_data_type),
-            dict(
-                causal=q_len_per_req > 1,
-                q_lens=q_len_per_req,
-                pos_encoding_mode=pos_encoding_mode,
-                window_left=window_left,
-                logits_soft_cap=logits_soft_cap,
-                sm_scale=sm_scale,
-                rope_scale=rope_scale,
-                rope_theta=rope_theta,
-                batch_invariant=disable_split_kv or fixed_split_size is not None,
-            ),
+            {
+                "causal": q_len_per_req > 1,
+                "q_lens": q_len_per_req,
+                "pos_encoding_mode": pos_encoding_mode,
+                "window_left": window_left,
+                "logits_soft_cap": logits_soft_cap,
+                "sm_scale": sm_scale,
+                "rope_scale": rope_scale,
+                "rope_theta": rope_theta,
+                "batch_invariant": disable_split_kv or fixed_split_size is not None,
+            },
         )
         self._q_len = q_len_per_req
 
@@ -209,8 +214,12 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
         self._check_run(window_left)
         expected = len(self._keys.kv_lens) * self._q_len
         if q.shape[0] != expected or q_len_per_req not in (None, self._q_len):
-            raise ValueError(f"q: wanted {expected} rows, {self._q_len} a sequence as planned, got {q.shape[0]}")
-        return self._attend(q, paged_kv_cache, out, lse, return_lse, (q_scale, k_scale, v_scale), sinks)
+            raise ValueError(
+                f"q: wanted {expected} rows, {self._q_len} a sequence as planned, got {q.shape[0]}"
+            )
+        return self._attend(
+            q, paged_kv_cache, out, lse, return_lse, (q_scale, k_scale, v_scale), sinks
+        )
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
@@ -240,7 +249,12 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
             rope_theta=rope_theta,
         )
         return self.run(
-            q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse
+            q,
+            paged_kv_cache,
+            q_scale=q_scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            return_lse=return_lse,
         )
 
     forward_return_lse = functools.partialmethod(forward, return_lse=True)

@@ -14,7 +14,9 @@ __all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens
 
 
 def get_seq_lens(kv_indptr, kv_last_page_len, page_size):
-    """Lengths [B] of sequences that hold kv_indptr[b + 1] - kv_indptr[b] pages, the last one partly."""
+    """Lengths [B] of sequences that hold kv_indptr[b + 1] - kv_indptr[b] pages, the last one
+    partly.
+    """
     pages = kv_indptr[1:] - kv_indptr[:-1]
     return (pages - 1).clip(0) * page_size + kv_last_page_len
 
@@ -34,7 +36,9 @@ def get_batch_indices_positions(append_indptr, seq_lens, nnz):
     made = [frame.empty(append_indptr, (nnz,), frame.int32) for _ in range(2)]
     (_, batch), (_, positions) = made
     batch[:total] = np.repeat(np.arange(counts.shape[0], dtype=np.int32), counts)
-    positions[:total] = np.arange(total, dtype=np.int32) + np.repeat(lens - counts - (ends[1:] - counts), counts)
+    positions[:total] = np.arange(total, dtype=np.int32) + np.repeat(
+        lens - counts - (ends[1:] - counts), counts
+    )
     batch[total:] = positions[total:] = -1
     return tuple(frame.finish(m) for m, _ in made)
 
@@ -50,10 +54,11 @@ def append_paged_kv_cache(
     kv_last_page_len,
     kv_layout="NHD",
 ):
-    """Writes append_key and append_value [T, Hk, D] to positions [T] of sequences batch_indices [T].
+    """Writes append_key and append_value [T, Hk, D] to positions [T] of sequences batch_indices
+    [T].
 
-    Pages must have been given to the sequences before. Tokens with a negative batch index or position
-    are skipped; one beyond its sequence's pages is an error, and nothing is written.
+    Pages must have been given to the sequences before. Tokens with a negative batch index or
+    position are skipped; one beyond its sequence's pages is an error, and nothing is written.
     """
     check_layout(kv_layout)
     frame = framework(append_key, "append_key")
@@ -77,7 +82,8 @@ def append_paged_kv_cache(
     late = entries >= ends[batch + 1]
     if late.any():
         raise ValueError(
-            f"positions: wanted within the sequence's pages, got {places[late][0]} for sequence {batch[late][0]}"
+            f"positions: wanted within the sequence's pages, "
+            f"got {places[late][0]} for sequence {batch[late][0]}"
         )
     # Each token as a sequence of its own, whose only page is the token's.
     octavo.append_tokens(

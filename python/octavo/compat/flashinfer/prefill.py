@@ -99,4 +99,6 @@ def single_prefill_with_kv_cache(
     return answer(result, return_lse)
 
 
-single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_kv_cache, return_lse=True)
+single_prefill_with_kv_cache_return_lse = functools.partial(
+    single_prefill_with_kv_cache, return_lse=True
+)

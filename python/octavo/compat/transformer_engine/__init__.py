@@ -3,9 +3,10 @@
 
     from octavo.compat.transformer_engine import DotProductAttention, InferenceParams
 
-Also as octavo.compat.transformer_engine.pytorch and .pytorch.attention. PyTorch is imported where it
-is installed, since modules are torch.nn.Module then; without it NumPy arrays go through plain classes.
-docs/python/coming-from-transformer-engine.md lists what is covered, what differs and what raises.
+Also as octavo.compat.transformer_engine.pytorch and .pytorch.attention. PyTorch is imported where
+it is installed, since modules are torch.nn.Module then; without it NumPy arrays go through plain
+classes. docs/python/coming-from-transformer-engine.md lists what is covered, what differs and what
+raises.
 """
 
 from ._attention import DotProductAttention

@@ -85,12 +85,15 @@ class DotProductAttention(Module):
         groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
         if num_attention_heads % groups or num_attention_heads % tp_size or groups % tp_size:
             raise ValueError(
-                f"num_gqa_groups and tp_size: wanted divisors of {num_attention_heads} heads, got {groups} and {tp_size}"
+                f"num_gqa_groups and tp_size: wanted divisors of {num_attention_heads} heads, "
+                f"got {groups} and {tp_size}"
             )
         if attention_type not in ("self", "cross"):
             raise ValueError(f"attention_type: wanted self or cross, got {attention_type!r}")
         if softmax_type not in _SOFTMAX:
-            raise ValueError(f"softmax_type: wanted one of {', '.join(_SOFTMAX)}, got {softmax_type!r}")
+            raise ValueError(
+                f"softmax_type: wanted one of {', '.join(_SOFTMAX)}, got {softmax_type!r}"
+            )
         parse_mask(attn_mask_type)
         self.num_attention_heads = num_attention_heads
         self.num_heads = num_attention_heads // tp_size
@@ -112,7 +115,9 @@ class DotProductAttention(Module):
         self.softmax_offset = None
         if softmax_type == "learnable" and torch is not None:
             del self.softmax_offset
-            self.register_parameter("softmax_offset", torch.nn.Parameter(torch.zeros(self.num_heads)))
+            self.register_parameter(
+                "softmax_offset", torch.nn.Parameter(torch.zeros(self.num_heads))
+            )
         elif softmax_type != "vanilla":
             self.softmax_offset = np.zeros(self.num_heads, np.float32)
 
@@ -144,10 +149,10 @@ class DotProductAttention(Module):
     ):
         """Attention of query_layer; the answer has its framework and [.., heads * dim of v].
 
-        Formats bshd [b, s, h, d], sbhd [s, b, h, d], thd [t, h, d]. With inference_params the new keys
-        and values are written to its cache first, lengths are the step's, the mask must contain
-        padding, and causal is aligned to the bottom right. Without it the call's own keys are all
-        there is. max_seqlen_*, fast_zero_fill and num_splits change no result.
+        Formats bshd [b, s, h, d], sbhd [s, b, h, d], thd [t, h, d]. With inference_params the new
+        keys and values are written to its cache first, lengths are the step's, the mask must
+        contain padding, and causal is aligned to the bottom right. Without it the call's own keys
+        are all there is. max_seqlen_*, fast_zero_fill and num_splits change no result.
         """
         _refuse(
             attention_mask=attention_mask,
@@ -162,12 +167,18 @@ class DotProductAttention(Module):
             raise not_covered(f"core_attention_bias_type {core_attention_bias_type}")
         if self.training and self.attention_dropout:
             raise not_covered("attention_dropout in training", "call eval() on the module")
-        if torch is not None and torch.is_grad_enabled() and _needs_grad(query_layer, key_layer, value_layer):
+        if (
+            torch is not None
+            and torch.is_grad_enabled()
+            and _needs_grad(query_layer, key_layer, value_layer)
+        ):
             raise not_covered("the backward pass", "call it under torch.no_grad()")
         qkv_format = self.qkv_format if qkv_format is None else qkv_format
         mask = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         padding, causal = parse_mask(mask)
-        window = parse_window(self.window_size if window_size is None else window_size, causal is not None)
+        window = parse_window(
+            self.window_size if window_size is None else window_size, causal is not None
+        )
         if bottom_right_diagonal is None:
             bottom_right_diagonal = self.bottom_right_diagonal
         slopes = self._slopes(core_attention_bias_type, alibi_slopes)
@@ -185,13 +196,17 @@ class DotProductAttention(Module):
                 self._sinks(),
             )
         if not padding:
-            raise ValueError(f"attn_mask_type: wanted a padding mask with inference_params, got {mask!r}")
+            raise ValueError(
+                f"attn_mask_type: wanted a padding mask with inference_params, got {mask!r}"
+            )
         if bottom_right_diagonal is False and causal is None and window != (-1, -1):
             raise not_covered("bottom_right_diagonal False with inference_params")
         step = (query_layer, key_layer, value_layer, qkv_format)
         config = (self.softmax_scale, "full" if causal is None else "causal", window)
         if not inference_params.is_built_in:
-            return _plain.over_custom_cache(self, step, inference_params, config, slopes, self._sinks())
+            return _plain.over_custom_cache(
+                self, step, inference_params, config, slopes, self._sinks()
+            )
         return self._over_cache(step, inference_params, cu_seqlens_q, config, slopes)
 
     def _over_cache(self, step, params, cu_seqlens_q, config, slopes):
@@ -218,7 +233,7 @@ class DotProductAttention(Module):
             sinks=self._sinks(),
             alibi_slopes=slopes,
         )
-        return out.reshape(out.shape[:-2] + (self.num_heads * self.head_dim_v,))
+        return out.reshape((*out.shape[:-2], self.num_heads * self.head_dim_v))
 
     def _choose(self, group, config, flags):
         scale, mask, window = config
@@ -244,7 +259,9 @@ class DotProductAttention(Module):
     def _slopes(self, bias_type, slopes):
         if bias_type == "no_bias":
             if slopes is not None:
-                raise ValueError("alibi_slopes: wanted core_attention_bias_type alibi with them, got no_bias")
+                raise ValueError(
+                    "alibi_slopes: wanted core_attention_bias_type alibi with them, got no_bias"
+                )
             return None
         if slopes is None:
             return _plain.default_slopes(self.num_heads)
@@ -273,4 +290,6 @@ def _check_lengths(cu_seqlens_q, plan):
     given = ints(cu_seqlens_q, "cu_seqlens_q")
     ends = plan.token_offsets
     if given.shape[0] < ends.shape[0] or (given[: ends.shape[0]] != ends).any():
-        raise ValueError(f"cu_seqlens_q: wanted {ends.tolist()}, as pre_step() was told, got {given.tolist()}")
+        raise ValueError(
+            f"cu_seqlens_q: wanted {ends.tolist()}, as pre_step() was told, got {given.tolist()}"
+        )

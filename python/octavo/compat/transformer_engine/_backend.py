@@ -7,7 +7,13 @@ import os
 
 import octavo
 
-_FLAGS = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN", "NVTE_FLASH_ATTN_V2", "NVTE_FLASH_ATTN_V3")
+_FLAGS = (
+    "NVTE_FLASH_ATTN",
+    "NVTE_FUSED_ATTN",
+    "NVTE_UNFUSED_ATTN",
+    "NVTE_FLASH_ATTN_V2",
+    "NVTE_FLASH_ATTN_V3",
+)
 
 
 def flags():
@@ -25,18 +31,22 @@ def _on(value, name):
 
 
 def allowed(values, on_gpu):
-    """Backends left, best first; ["auto"] when all are. FlashAttention's place on a CPU is `cpu`'s."""
+    """Backends left, best first; ["auto"] when all are. On a CPU `cpu` is FlashAttention."""
     flash, fused, unfused, flash2, flash3 = (_on(v, n) for v, n in zip(values, _FLAGS, strict=True))
     if flash and fused and unfused and flash2 and flash3:
         return ["auto"]
     names = ["fused"] if fused else []
     if flash:
-        names += [n for n, on in (("flash3", flash3), ("flash2", flash2)) if on] if on_gpu else ["cpu"]
+        names += (
+            [n for n, on in (("flash3", flash3), ("flash2", flash2)) if on] if on_gpu else ["cpu"]
+        )
     return names + (["unfused"] if unfused else [])
 
 
 def choose(make, values, on_gpu):
-    """make(backend) for the first backend that can run it; ValueError, as TransformerEngine's, for none."""
+    """make(backend) for the first backend that can run it; ValueError, as TransformerEngine's, for
+    none.
+    """
     reasons = []
     for backend in allowed(values, on_gpu):
         try:

@@ -31,8 +31,9 @@ def make_graphed_callables(
     """The modules, each with its forward pass captured for arguments like sample_args.
 
     One module and its arguments, or tuples of both. All must be in inference. A captured call is
-    replayed when the tensors' shapes and the step of inference_params (each sequence's lengths) are the
-    sample's: Octavo's backends choose their launches by the lengths. Any other call runs as before.
+    replayed when the tensors' shapes and the step of inference_params (each sequence's lengths) are
+    the sample's: Octavo's backends choose their launches by the lengths. Any other call runs as
+    before.
     """
     for name, value in (
         ("fp8_enabled", fp8_enabled or enabled),
@@ -92,7 +93,11 @@ def _step_of(params):
 
 
 def _capture(module, args, kwargs, num_warmup_iters, pool):
-    if torch is None or not args or not all(isinstance(a, torch.Tensor) and a.is_cuda for a in args):
+    if (
+        torch is None
+        or not args
+        or not all(isinstance(a, torch.Tensor) and a.is_cuda for a in args)
+    ):
         raise not_covered("sample_args that are not tensors on a GPU", "a CUDA graph needs them")
     params = kwargs.get("inference_params")
     if params is not None and not isinstance(params, InferenceParams):
@@ -115,7 +120,14 @@ def _capture(module, args, kwargs, num_warmup_iters, pool):
         same = (
             not module.training
             and given.get("inference_params") is params
-            and set(given) <= {"inference_params", "cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"}
+            and set(given)
+            <= {
+                "inference_params",
+                "cu_seqlens_q",
+                "cu_seqlens_kv",
+                "max_seqlen_q",
+                "max_seqlen_kv",
+            }
             and all(isinstance(x, torch.Tensor) for x in inputs)
             and _shapes(inputs) == shapes
             and _step_of(params) == step

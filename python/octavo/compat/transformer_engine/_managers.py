@@ -71,7 +71,10 @@ class _Storage(Mapping):
     def __getitem__(self, layer_number):
         group, layer = self._manager.group_of(layer_number)
         dtype = self._manager.dtype
-        return tuple(as_framework(s(layer), dtype) for s in (group.cache.key_storage, group.cache.value_storage))
+        return tuple(
+            as_framework(s(layer), dtype)
+            for s in (group.cache.key_storage, group.cache.value_storage)
+        )
 
     def __contains__(self, layer_number):
         return layer_number in self._manager.layers
@@ -103,7 +106,9 @@ class _Manager(KVCacheManager):
         if layer_number in self.layers:
             return
         if self.groups and any(n > self._new.get(i, 0) for i, n in self.sequences.items()):
-            raise ValueError(f"layer_number: wanted {layer_number} allocated before its sequences' first step")
+            raise ValueError(
+                f"layer_number: wanted {layer_number} allocated before its sequences' first step"
+            )
         self.layers.append(layer_number)
         self._pending.append(layer_number)
 
@@ -121,7 +126,9 @@ class _Manager(KVCacheManager):
             self._open()
         group = self._groups.get(layer_number)
         if group is None:
-            raise ValueError(f"layer_number: wanted one of {self.layers}, got {layer_number} (allocate_memory first)")
+            raise ValueError(
+                f"layer_number: wanted an allocated one of {self.layers}, got {layer_number}"
+            )
         return group, group.layers[layer_number]
 
     def _check_step(self, step_dict):
@@ -139,12 +146,15 @@ class _Manager(KVCacheManager):
                 )
         if len(after) > self.max_batch_size:
             raise ValueError(
-                f"step_dict: wanted at most {self.max_batch_size} sequences (max_batch_size), got {len(after)}"
+                f"step_dict: wanted at most {self.max_batch_size} sequences (max_batch_size), "
+                f"got {len(after)}"
             )
         return after
 
     def pre_step(self, step_dict):
-        """Ends the sequences that step_dict {id: new tokens} leaves out, and plans the others' step."""
+        """Ends the sequences that step_dict {id: new tokens} leaves out, and plans the others'
+        step.
+        """
         after = self._check_step(step_dict)
         gone = [sequence for sequence in self.sequences if sequence not in after]
         self._new = {operator.index(s): operator.index(n) for s, n in step_dict.items()}
@@ -184,20 +194,30 @@ class _Manager(KVCacheManager):
 class NonPagedKVCacheManager(_Manager):
     """A run of max_seqlen slots for each sequence. Rows stay where they are while others finish."""
 
-    def __init__(self, max_batch_size, max_seqlen, num_heads, head_dim_k, dtype, head_dim_v=None, *, device=None):
+    def __init__(
+        self,
+        max_batch_size,
+        max_seqlen,
+        num_heads,
+        head_dim_k,
+        dtype,
+        head_dim_v=None,
+        *,
+        device=None,
+    ):
         self.max_batch_size = max_batch_size
         self.max_seqlen = max_seqlen
         self.num_heads = num_heads
         self.head_dim_k = head_dim_k
         self.head_dim_v = head_dim_k if head_dim_v is None else head_dim_v
-        config = dict(
-            kind="contiguous",
-            num_kv_heads=num_heads,
-            head_dim=head_dim_k,
-            head_dim_v=self.head_dim_v,
-            max_num_seqs=max_batch_size,
-            max_seq_len=max_seqlen,
-        )
+        config = {
+            "kind": "contiguous",
+            "num_kv_heads": num_heads,
+            "head_dim": head_dim_k,
+            "head_dim_v": self.head_dim_v,
+            "max_num_seqs": max_batch_size,
+            "max_seq_len": max_seqlen,
+        }
         super().__init__(config, dtype, device)
         self._rows = Counts(max_batch_size, dtype, self.device)
 
@@ -210,7 +230,9 @@ class NonPagedKVCacheManager(_Manager):
 
 
 class PagedKVCacheManager(_Manager):
-    """Pages of page_size slots, taken as sequences grow. The pool may be smaller than the worst case."""
+    """Pages of page_size slots, taken as sequences grow. The pool may be smaller than the worst
+    case.
+    """
 
     def __init__(
         self,
@@ -233,16 +255,16 @@ class PagedKVCacheManager(_Manager):
         self.max_batch_size = max_batch_size
         self.max_seqlen = max_seqlen
         self.max_pages_per_seq = -(-max_seqlen // page_size)
-        config = dict(
-            kind="paged",
-            num_kv_heads=num_heads,
-            head_dim=head_dim_k,
-            head_dim_v=self.head_dim_v,
-            max_num_seqs=max_batch_size,
-            max_seq_len=max_seqlen,
-            page_size=page_size,
-            num_pages=total_num_pages,
-        )
+        config = {
+            "kind": "paged",
+            "num_kv_heads": num_heads,
+            "head_dim": head_dim_k,
+            "head_dim_v": self.head_dim_v,
+            "max_num_seqs": max_batch_size,
+            "max_seq_len": max_seqlen,
+            "page_size": page_size,
+            "num_pages": total_num_pages,
+        }
         super().__init__(config, dtype, device)
         self._table = Counts(max_batch_size * self.max_pages_per_seq, dtype, self.device)
 
@@ -250,12 +272,16 @@ class PagedKVCacheManager(_Manager):
         after = super()._check_step(step_dict)
         wanted = sum(-(-n // self.page_size) for n in after.values())
         if wanted > self.total_num_pages:
-            raise CacheFull(f"KV cache is full! The step's sequences take {wanted} of {self.total_num_pages} pages")
+            raise CacheFull(
+                f"KV cache is full! The step takes {wanted} pages of {self.total_num_pages}"
+            )
         return after
 
     @property
     def page_table(self):
-        """int32 [max_batch_size, max_pages_per_seq] in the step's order, 0 past a sequence's last page."""
+        """int32 [max_batch_size, max_pages_per_seq] in the step's order, 0 past a sequence's last
+        page.
+        """
         table = np.zeros((self.max_batch_size, self.max_pages_per_seq), np.int32)
         for row, sequence in enumerate(self.sequences):
             pages = self.get_page_list(sequence)
@@ -290,4 +316,9 @@ class PagedKVCacheManager(_Manager):
         log = logging.getLogger("PagedKVCacheManager")
         if log.isEnabledFor(logging.DEBUG):
             for sequence, length in self.sequences.items():
-                log.debug("sequence %s: %s tokens, pages %s", sequence, length, self.get_page_list(sequence))
+                log.debug(
+                    "sequence %s: %s tokens, pages %s",
+                    sequence,
+                    length,
+                    self.get_page_list(sequence),
+                )

@@ -17,12 +17,12 @@ class InferenceParams:
     """Keys and values of a batch of growing sequences, for all layers of a model.
 
     max_batch_size sequences of at most max_sequence_length tokens; with is_paged, total_num_pages
-    pages (None: as many as the worst case needs) of page_size tokens. custom_cache_manager is a class
-    with KVCacheManager's methods and the built-in's arguments. device is where the cache lies; None is
-    the current GPU for a torch.dtype where there is one, else the CPU.
+    pages (None: as many as the worst case needs) of page_size tokens. custom_cache_manager is a
+    class with KVCacheManager's methods and the built-in's arguments. device is where the cache
+    lies; None is the current GPU for a torch.dtype where there is one, else the CPU.
 
-    Each pass: pre_step({id: new tokens, ...}) in batch order, then the model. An id that is left out
-    has finished. An id may bring any number of tokens.
+    Each pass: pre_step({id: new tokens, ...}) in batch order, then the model. An id that is left
+    out has finished. An id may bring any number of tokens.
     """
 
     def __init__(
@@ -42,7 +42,11 @@ class InferenceParams:
         *,
         device=None,
     ):
-        for name, value in (("num_heads_kv", num_heads_kv), ("head_dim_k", head_dim_k), ("dtype", dtype)):
+        for name, value in (
+            ("num_heads_kv", num_heads_kv),
+            ("head_dim_k", head_dim_k),
+            ("dtype", dtype),
+        ):
             if value is None:
                 raise ValueError(f"{name}: wanted a value, got None")
         _check_format(qkv_format)
@@ -57,14 +61,14 @@ class InferenceParams:
         self.is_paged = is_paged
         self.max_ctx_len = max_ctx_len
         self.device = default_device(dtype) if device is None else str(device)
-        sizes = dict(
-            num_heads=num_heads_kv,
-            head_dim_k=head_dim_k,
-            dtype=dtype,
-            max_batch_size=max_batch_size,
-            max_seqlen=max_sequence_length,
-            head_dim_v=self.head_dim_v,
-        )
+        sizes = {
+            "num_heads": num_heads_kv,
+            "head_dim_k": head_dim_k,
+            "dtype": dtype,
+            "max_batch_size": max_batch_size,
+            "max_seqlen": max_sequence_length,
+            "head_dim_v": self.head_dim_v,
+        }
         manager = NonPagedKVCacheManager
         if is_paged:
             if page_size is None or page_size < 1:
@@ -138,8 +142,8 @@ class InferenceParams:
     def pre_step(self, step_dict):
         """Plans a pass: {sequence id: new tokens} in batch order; ids left out have finished.
 
-        Raises ValueError for lengths and counts beyond the maxima and CacheFull (a RuntimeError) when
-        pages don't suffice; the cache is then as before.
+        Raises ValueError for lengths and counts beyond the maxima and CacheFull (a RuntimeError)
+        when pages don't suffice; the cache is then as before.
         """
         self.sequences = self.cache_manager.pre_step(step_dict)
         self.batch_size = len(step_dict)
@@ -160,14 +164,23 @@ class InferenceParams:
         k, v = self.cache_manager.step(
             layer_number, new_k, new_v, self.cu_seqlens_q, self.cu_seqlens_kv, qkv_format
         )
-        return k, v, self.cu_seqlens_q, self.cu_seqlens_kv, self.max_sequence_length, self.output_qkv_format
+        return (
+            k,
+            v,
+            self.cu_seqlens_q,
+            self.cu_seqlens_kv,
+            self.max_sequence_length,
+            self.output_qkv_format,
+        )
 
     def get_seqlens_pre_step(self):
         """int32 [max_batch_size]: each sequence's length before the step; where RoPE starts."""
         return self.pre_step_seqlens
 
     def convert_paged_to_nonpaged(self, layer_number):
-        """(keys, values) [batch_size, max_sequence_length, heads, dim] of a layer, 0 behind each end."""
+        """(keys, values) [batch_size, max_sequence_length, heads, dim] of a layer, 0 behind each
+        end.
+        """
         manager = self.cache_manager
         if not self.is_built_in:
             return self._gather_custom(layer_number)
@@ -179,7 +192,7 @@ class InferenceParams:
         return tuple(rows)
 
     def _new_rows(self, like):
-        shape = (self.batch_size, self.max_sequence_length) + tuple(like.shape[2:])
+        shape = (self.batch_size, self.max_sequence_length, *tuple(like.shape[2:]))
         if hasattr(like, "new_zeros"):
             return like.new_zeros(shape)
         return framework(like, "cache").empty(like, shape)[0]
@@ -189,7 +202,7 @@ class InferenceParams:
         k, v = self.cache_manager.cache[layer_number]
         table = self.cache_manager.page_table[: self.batch_size]
         return tuple(
-            x[table.reshape(-1)].reshape((self.batch_size, -1) + tuple(x.shape[2:])) for x in (k, v)
+            x[table.reshape(-1)].reshape((self.batch_size, -1, *tuple(x.shape[2:]))) for x in (k, v)
         )
 
 

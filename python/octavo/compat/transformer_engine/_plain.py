@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention without Octavo's own cache: over the keys of a call, or over a custom manager's cache."""
+"""Attention without Octavo's own cache: over a call's keys or a custom manager's cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BATCH_AXIS = {"bshd": 0, "sbhd": 1}
 
 
 def default_slopes(num_heads):
-    """ALiBi's slopes: powers of 2^(-8/n) for the power of two below num_heads, then those between."""
+    """ALiBi's slopes: powers of 2^(-8/n), n the power of two below, then those between."""
     n = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 / n * (i + 1)) for i in range(n)]
     slopes += [2.0 ** (-4.0 / n * (2 * i + 1)) for i in range(num_heads - n)]
@@ -41,7 +41,9 @@ def _aligned(q_lens, kv_lens, alignment, causal, window):
     if not causal and window == (-1, -1):
         return kv_lens
     if not causal or (q_lens > kv_lens).any():
-        raise not_covered("a mask aligned to the top left of more queries than keys", "use a bottom_right mask")
+        raise not_covered(
+            "a mask aligned to the top left of more queries than keys", "use a bottom_right mask"
+        )
     return np.minimum(q_lens, kv_lens)
 
 
@@ -53,7 +55,10 @@ def attend(module, qkv, qkv_format, cu_seqlens, padding, alignment, causal, wind
     if not getattr(q, "is_cpu", True):
         return _on_gpu(module, qkv, qkv_format, cu_seqlens, padding, causal, window, slopes, sinks)
     frame = framework(q)
-    hosts = [frame.host(x, n) for x, n in zip(qkv, ("query_layer", "key_layer", "value_layer"), strict=True)]
+    hosts = [
+        frame.host(x, n)
+        for x, n in zip(qkv, ("query_layer", "key_layer", "value_layer"), strict=True)
+    ]
     q_lens = _lengths(hosts[0].shape, qkv_format, cu_seqlens[0], padding, "cu_seqlens_q")
     kv_lens = _lengths(hosts[1].shape, qkv_format, cu_seqlens[1], padding, "cu_seqlens_kv")
     visible = _aligned(q_lens, kv_lens, alignment, causal, window)
@@ -86,8 +91,10 @@ def _prefix_sums(lens):
     return ends
 
 
-def _call(module, frame, like, q, keys, kv_lens, offsets, qkv_format, config, slopes, sinks, **where):
-    shape = q.shape[:-2] + (module.num_heads, module.head_dim_v)
+def _call(
+    module, frame, like, q, keys, kv_lens, offsets, qkv_format, config, slopes, sinks, **where
+):
+    shape = (*q.shape[:-2], module.num_heads, module.head_dim_v)
     made, out = frame.empty(like, shape)
     scale, mask, window = config
 
@@ -110,7 +117,7 @@ def _call(module, frame, like, q, keys, kv_lens, offsets, qkv_format, config, sl
 
     _backend.choose(run, _backend.flags(), False)
     made = frame.finish(made)
-    return made.reshape(made.shape[:-2] + (module.num_heads * module.head_dim_v,))
+    return made.reshape((*made.shape[:-2], module.num_heads * module.head_dim_v))
 
 
 def over_custom_cache(module, step, params, config, slopes, sinks):
@@ -123,7 +130,9 @@ def over_custom_cache(module, step, params, config, slopes, sinks):
     if params.is_paged:
         where["page_table"] = ints(params.cache_manager.page_table, "page_table")
     elif getattr(params.cache_manager, "batch_indices_post_step", None) is not None:
-        where["row_indices"] = ints(params.cache_manager.batch_indices_post_step, "batch_indices_post_step")[:b]
+        where["row_indices"] = ints(
+            params.cache_manager.batch_indices_post_step, "batch_indices_post_step"
+        )[:b]
     ends = ints(cu_kv, "cu_seqlens_kv")[: b + 1]
     return _call(
         module,
@@ -142,7 +151,9 @@ def over_custom_cache(module, step, params, config, slopes, sinks):
 
 
 def _on_gpu(module, qkv, qkv_format, cu_seqlens, padding, causal, window, slopes, sinks):
-    """By a cache for the one call, since a GPU's keys are read from caches only. Self-attention alone."""
+    """By a cache for the one call, since a GPU's keys are read from caches only. Self-attention
+    alone.
+    """
     from ._managers import NonPagedKVCacheManager
 
     q, k, v = qkv
@@ -155,7 +166,13 @@ def _on_gpu(module, qkv, qkv_format, cu_seqlens, padding, causal, window, slopes
     key = (b, s, k.dtype, str(q.device))
     if getattr(module, "_one_call", (None, None))[0] != key:
         manager = NonPagedKVCacheManager(
-            b, s, module.num_kv_heads, module.head_dim, k.dtype, module.head_dim_v, device=str(q.device)
+            b,
+            s,
+            module.num_kv_heads,
+            module.head_dim,
+            k.dtype,
+            module.head_dim_v,
+            device=str(q.device),
         )
         manager.allocate_memory(1)
         object.__setattr__(module, "_one_call", (key, manager))
@@ -169,4 +186,4 @@ def _on_gpu(module, qkv, qkv_format, cu_seqlens, padding, causal, window, slopes
     out = attention.forward(
         group.plan, group.cache, layer, q, k, v, format=qkv_format, sinks=sinks, alibi_slopes=slopes
     )
-    return out.reshape(out.shape[:-2] + (module.num_heads * module.head_dim_v,))
+    return out.reshape((*out.shape[:-2], module.num_heads * module.head_dim_v))

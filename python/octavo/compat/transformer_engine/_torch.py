@@ -29,7 +29,9 @@ Module = PlainModule if torch is None else torch.nn.Module
 
 
 def default_device(dtype):
-    """As TransformerEngine: the current GPU; where there is none, or NumPy's dtypes are meant, the CPU."""
+    """As TransformerEngine: the current GPU; where there is none, or NumPy's dtypes are meant, the
+    CPU.
+    """
     if torch is not None and isinstance(dtype, torch.dtype) and torch.cuda.is_available():
         return f"cuda:{torch.cuda.current_device()}"
     return "cpu"
