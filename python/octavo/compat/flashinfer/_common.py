@@ -115,14 +115,14 @@ class Maths:
         scale, theta = self.rope_args
         if scale == 1.0:
             return octavo.Rope("half", base=theta)
-        return _rope_tables(scale, theta, head_dim, 1 << max(longest - 1, 63).bit_length())
+        cos, sin = _rope_tables(scale, theta, head_dim, 1 << max(longest - 1, 63).bit_length())
+        return octavo.Rope("half", cos=cos, sin=sin)
 
 
 @functools.lru_cache(maxsize=8)
 def _rope_tables(scale, theta, head_dim, count):
     angles = np.outer(np.arange(count) / scale, theta ** (-np.arange(0, head_dim, 2) / head_dim))
-    cos, sin = (np.ascontiguousarray(f(angles), np.float32) for f in (np.cos, np.sin))
-    return octavo.Rope("half", cos=cos, sin=sin)
+    return tuple(np.ascontiguousarray(f(angles), np.float32) for f in (np.cos, np.sin))
 
 
 class Keys:
