@@ -17,16 +17,16 @@ from ._records import TypedArray
 
 def new_like(array: Any, shape: tuple[int, ...], float32: bool) -> Any:
     """A new array on `array`'s device, of its dtype or of float32; not called for NumPy's."""
-    root = type(array).__module__.partition(".")[0]
-    if root == "torch":
+    roots = {base.__module__.partition(".")[0] for base in type(array).__mro__}
+    if "torch" in roots:
         if float32:
             return array.new_empty(shape, dtype=sys.modules["torch"].float32)
         return array.new_empty(shape)
-    if root in ("jax", "jaxlib"):
+    if roots & {"jax", "jaxlib"}:
         if next(iter(array.devices())).platform != "cpu":
             raise InvalidArgument("out: wanted arrays on the CPU with JAX, got others (give out)")
         return np.empty(shape, np.float32 if float32 else array.dtype)
-    if root == "cupy":
+    if "cupy" in roots:
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(array.device):
             return cupy.empty(shape, cupy.float32 if float32 else array.dtype)

@@ -24,6 +24,10 @@ class Array {
   [[nodiscard]] const TensorView& view() const { return view_; }
   [[nodiscard]] Device device() const { return view_.device; }
   [[nodiscard]] bool read_only() const { return memory_.read_only; }
+  /// What to keep for as long as the memory is used beyond the call.
+  [[nodiscard]] nb::object kept() const {
+    return nb::make_tuple(object_, memory_.keeper_or_none());
+  }
   /// Errors: InvalidArgument when it is read-only.
   [[nodiscard]] const TensorView& writable(std::string_view name) const;
 

@@ -34,7 +34,8 @@ CacheConfig config_of(std::int32_t num_kv_heads, std::int32_t head_dim, std::int
   return config;
 }
 
-void borrow_workspace(nb::handle workspace, CacheConfig& config) {
+/// Returns what keeps the workspace alive.
+nb::object borrow_workspace(nb::handle workspace, CacheConfig& config) {
   const Memory memory = read_memory("workspace", workspace);
   if (memory.rank != 1 || memory.strides[0] != 1)
     throw_mismatch("workspace.shape", "one dense axis", shape_text(memory));
@@ -46,6 +47,7 @@ void borrow_workspace(nb::handle workspace, CacheConfig& config) {
   if (config.workspace_bytes > bytes)
     throw_mismatch("workspace_bytes", "at most the workspace's own", "more");
   if (config.workspace_bytes == 0) config.workspace_bytes = bytes;
+  return nb::make_tuple(workspace, memory.keeper_or_none());
 }
 
 void construct(CacheHolder* self, std::int32_t num_kv_heads, std::int32_t head_dim,
@@ -58,16 +60,17 @@ void construct(CacheHolder* self, std::int32_t num_kv_heads, std::int32_t head_d
                 kind, page_size, num_pages, device, workspace_bytes);
   std::vector<nb::object> kept;
   if (!keys.is_none()) {
-    config.keys = Array("keys", keys).writable("keys");
-    kept.push_back(nb::borrow(keys));
+    const Array array("keys", keys);
+    config.keys = array.writable("keys");
+    kept.push_back(array.kept());
   }
   if (!values.is_none()) {
-    config.values = Array("values", values).writable("values");
-    kept.push_back(nb::borrow(values));
+    const Array array("values", values);
+    config.values = array.writable("values");
+    kept.push_back(array.kept());
   }
   if (!workspace.is_none()) {
-    borrow_workspace(workspace, config);
-    kept.push_back(nb::borrow(workspace));
+    kept.push_back(borrow_workspace(workspace, config));
   }
   new (self) CacheHolder(config, std::move(kept));
 }

@@ -26,8 +26,7 @@ Memory table_memory(std::string_view name, nb::handle object) {
 }  // namespace
 
 RopeHolder::RopeHolder(nb::handle style, std::int32_t rotary_dim, double base, nb::handle cos,
-                       nb::handle sin)
-    : cos_(nb::borrow(cos)), sin_(nb::borrow(sin)) {
+                       nb::handle sin) {
   rope_.style = rope_style_named("style", style);
   rope_.rotary_dim = rotary_dim;
   rope_.base = base;
@@ -46,6 +45,7 @@ RopeHolder::RopeHolder(nb::handle style, std::int32_t rotary_dim, double base, n
     throw_mismatch("cos.shape", fmt::format("[positions, {}]", rotary_dim / 2),
                    shape_text(cosines));
   }
+  kept_tables_ = nb::make_tuple(cos, sin, cosines.keeper_or_none(), sines.keeper_or_none());
   device_ = cosines.device;
   rope_.cos = static_cast<const float*>(cosines.data);
   rope_.sin = static_cast<const float*>(sines.data);

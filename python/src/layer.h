@@ -27,7 +27,7 @@ class RopeHolder {
 
  private:
   Rope rope_;
-  nb::object cos_, sin_;
+  nb::object kept_tables_;
   Device device_;
 };
 

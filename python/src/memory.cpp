@@ -126,14 +126,22 @@ struct TypeFacts {
   const ExchangeApi* api = nullptr;
 };
 
+/// Of the type or of one that it derives from: people subclass PyTorch's tensors.
+Framework framework_of(nb::handle type) {
+  for (const nb::handle base : nb::getattr(type, "__mro__")) {
+    const nb::object named = nb::getattr(base, "__module__", nb::str(""));
+    const auto module = nb::cast<std::string>(nb::str(named));
+    const std::string root = module.substr(0, module.find('.'));
+    if (root == "torch") return Framework::Torch;
+    if (root == "jaxlib" || root == "jax") return Framework::Jax;
+  }
+  return Framework::Other;
+}
+
 TypeFacts find_facts(PyTypeObject* type) {
   TypeFacts facts;
   const nb::handle object(reinterpret_cast<PyObject*>(type));
-  const auto module =
-      nb::cast<std::string>(nb::str(nb::getattr(object, "__module__", nb::str(""))));
-  const std::string root = module.substr(0, module.find('.'));
-  if (root == "torch") facts.framework = Framework::Torch;
-  if (root == "jaxlib" || root == "jax") facts.framework = Framework::Jax;
+  facts.framework = framework_of(object);
   const nb::object capsule = nb::getattr(object, "__dlpack_c_exchange_api__", nb::none());
   if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") != 0) {
     const auto* api =

@@ -32,6 +32,10 @@ struct Memory {
   bool read_only = false;
   Framework framework = Framework::Other;
   nb::object keeper;  ///< What must live as long as `data` is used, beside the argument.
+
+  [[nodiscard]] nb::object keeper_or_none() const {
+    return keeper.is_valid() ? keeper : nb::object(nb::none());
+  }
 };
 
 /// Reads `object` without copying. Errors: InvalidArgument for what shows no memory, has too many

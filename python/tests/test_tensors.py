@@ -173,3 +173,19 @@ def test_a_new_out_of_an_unknown_library_is_refused(step):
         attention.forward(plan, cache, 0, Foreign(q), k, v)
     out = np.empty_like(q)
     assert attention.forward(plan, cache, 0, Foreign(q), Foreign(k, False), v, out=out) is out
+
+
+def test_foreign_memory_is_kept_as_long_as_it_is_used(random, make_cache):
+    shape = (1, 32, 16, 2, 16)
+    owned = [np.zeros(shape, np.float32) for _ in range(2)]
+    cache = make_cache(keys=Foreign(owned[0]), values=Foreign(owned[1]))
+    cos = np.ones((128, 8), np.float32)
+    rope = octavo.Rope(cos=Foreign(cos), sin=Foreign(np.zeros_like(cos)))
+    gc.collect()
+    attention = octavo.Attention(cache, num_q_heads=2)
+    plan = cache.plan({1: 4})
+    cache.begin(plan)
+    q, k, v = random.standard_normal((3, 4, 2, 16), np.float32)
+    turned = attention.forward(plan, cache, 0, q, k, v, rope=rope)
+    np.testing.assert_array_equal(owned[0][0, cache.page_ids(1)[0], :4], k)
+    np.testing.assert_array_equal(turned, attention.attend(plan, cache, 0, q))

@@ -155,3 +155,10 @@ def test_gradients_are_refused_by_operators(random):
         operators.attend(q.requires_grad_(), k_cache, v_cache, **where)
     with torch.no_grad():
         operators.attend(q, k_cache, v_cache, **where)
+
+
+def test_subclasses_of_tensors_are_tensors(tensors):
+    cache, attention, plan, q, k, v = tensors
+    parameters = [torch.nn.Parameter(x, requires_grad=False) for x in (q, k, v)]
+    out = attention.forward(plan, cache, 0, *parameters)
+    assert torch.equal(out, attention.attend(plan, cache, 0, q))
