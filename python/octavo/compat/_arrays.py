@@ -9,6 +9,7 @@ handed to the library. Nothing here computes attention.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 
 import numpy as np
@@ -17,7 +18,6 @@ import octavo
 
 _INT32 = np.dtype(np.int32)
 _BITS = np.dtype(np.int16)
-_as_strided = np.lib.stride_tricks.as_strided
 _DTYPES = {
     "float32": "f32",
     "float16": "f16",
@@ -33,6 +33,26 @@ def not_covered(what: str, hint: str = "") -> NotImplementedError:
     return NotImplementedError(
         f"{what}: not covered by this front" + (f" ({hint})" if hint else "")
     )
+
+
+def checked_scale(scale, name):
+    """A softmax scale as a float; None is the default, which the library's 0 would be, too."""
+    if scale is None:
+        return None
+    scale = float(scale)
+    if not math.isfinite(scale):
+        raise ValueError(f"{name}: wanted a finite number, got {scale}")
+    if scale == 0.0:
+        raise not_covered(f"{name} 0")
+    return scale
+
+
+def checked_softcap(softcap, name):
+    """A soft cap as a float; None and 0 are none."""
+    softcap = 0.0 if softcap is None else float(softcap)
+    if not 0.0 <= softcap < math.inf:
+        raise ValueError(f"{name}: wanted 0 or a positive finite number, got {softcap}")
+    return softcap
 
 
 class NumpyFramework:
@@ -76,13 +96,19 @@ class TorchFramework:
     writable = True
 
     def __init__(self, torch):
-        self._torch = torch
         self._tensor = torch.Tensor
+        self._grad_enabled = torch.is_grad_enabled
+        self._from_numpy = torch.from_numpy
         self._bf16 = torch.bfloat16
         self._int16 = torch.int16
-        self._taken = frozenset(
-            (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool)
-        )
+        self._hosts = {  # what a dtype is on the host
+            torch.float32: np.dtype(np.float32),
+            torch.float16: np.dtype(np.float16),
+            torch.bfloat16: _BITS,
+            torch.int32: _INT32,
+            torch.int64: np.dtype(np.int64),
+            torch.bool: np.dtype(np.bool_),
+        }
         self.float32 = torch.float32
         self.int32 = torch.int32
 
@@ -101,21 +127,22 @@ class TorchFramework:
         dtype = x.dtype
         if dtype is self._bf16:
             return x.view(self._int16).numpy()
-        if dtype not in self._taken:
+        if dtype not in self._hosts:
             raise not_covered(f"{name} of dtype {dtype}", "float32, float16 and bfloat16 are")
         return x.numpy()
 
     def empty(self, like, shape, dtype=None):
-        out = self._torch.empty(shape, dtype=like.dtype if dtype is None else dtype)
-        return out, out.view(self._int16).numpy() if out.dtype is self._bf16 else out.numpy()
+        # Made by NumPy, whose allocation and whose view by PyTorch cost less than the reverse.
+        dtype = like.dtype if dtype is None else dtype
+        host = np.empty(shape, self._hosts[dtype])
+        out = self._from_numpy(host)
+        return (out.view(dtype) if dtype is self._bf16 else out), host
 
     def finish(self, made):
         return made
 
     def needs_grad(self, q, k, v):
-        return (
-            q.requires_grad or k.requires_grad or v.requires_grad
-        ) and self._torch.is_grad_enabled()
+        return (q.requires_grad or k.requires_grad or v.requires_grad) and self._grad_enabled()
 
 
 class JaxFramework:
@@ -239,13 +266,28 @@ def scale_by(host, factors):
     return np.where(np.isnan(wide), 0x7FC0, rounded >> 16).astype(np.uint16).view(_BITS)
 
 
+class _Span:
+    """Memory of `owner` under another shape and other strides, which NumPy is not to check."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, owner, shape, strides):
+        self.owner = owner
+        self.__array_interface__ = owner.__array_interface__ | {"shape": shape, "strides": strides}
+
+
+def _strided(host, shape, strides):
+    view = np.asarray(_Span(host, shape, strides))
+    return view if view.dtype == host.dtype else view.view(host.dtype)  # ml_dtypes' are mere bytes
+
+
 def sliding_rows(host, num_rows, row_len):
     """[num_rows, row_len, ...] where row r starts at slot r of the flat host [slots, ...].
 
     Rows overlap; those near the end reach past it, and are read only as far as their lengths say.
     """
     strides = host.strides
-    return _as_strided(
+    return _strided(
         host, (num_rows, row_len, *host.shape[1:]), (strides[0], strides[0], *strides[1:])
     )
 
@@ -259,4 +301,4 @@ def flat_slots(host, name):
         raise not_covered(f"strides of {name}", "wanted pages a whole number of slots apart")
     step = step if pages > 1 else slots
     total = (pages - 1) * step + slots if pages else 0
-    return _as_strided(host, (total, *host.shape[2:]), (slot_stride, *host.strides[2:])), step
+    return _strided(host, (total, *host.shape[2:]), (slot_stride, *host.strides[2:])), step

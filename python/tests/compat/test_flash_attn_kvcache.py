@@ -337,7 +337,13 @@ def test_the_cache_is_not_copied(frame):
 
 @pytest.mark.parametrize(
     "option",
-    [{"qv": 1.5}, {"attention_chunk": 4}, {"scheduler_metadata": object()}, {"sm_margin": 2}],
+    [
+        {"softmax_scale": 0.0},
+        {"qv": 1.5},
+        {"attention_chunk": 4},
+        {"scheduler_metadata": object()},
+        {"sm_margin": 2},
+    ],
     ids=lambda o: next(iter(o)),
 )
 def test_what_is_not_covered_is_named(frame, option):
@@ -355,6 +361,18 @@ def test_what_is_not_covered_is_named(frame, option):
         ({"rotary_cos": 1}, "rotary_cos and rotary_sin"),
         ({"num_splits": -1}, "num_splits"),
         ({"page_table": 1, "block_table": 1}, "block_table and page_table"),
+        ({"q": np.ones((1, 1, 3, 8))}, "q: wanted a multiple of 2 heads of 8"),
+        ({"q": np.ones((1, 1, 2, 4))}, "q: wanted a multiple of 2 heads of 8"),
+        ({"q": np.ones((2, 1, 2, 8)), "cache_seqlens": [1, 2]}, "row of sequence 1"),
+        ({"sinks": np.ones(3)}, "sinks"),
+        ({"alibi_slopes": np.ones(3)}, "alibi_slopes"),
+        ({"k_descale": np.ones((2, 2))}, "k_descale"),
+        ({"v_descale": np.ones((1, 1))}, "v_descale"),
+        ({"cache_leftpad": [-1]}, "cache_leftpad"),
+        ({"cache_batch_idx": [1]}, "row"),
+        ({"block_table": np.array([[1]])}, "page_table"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"softmax_scale": float("nan")}, "softmax_scale"),
     ],
 )
 def test_wrong_input_is_an_error_and_changes_nothing(frame, change, message):
@@ -365,6 +383,10 @@ def test_wrong_input_is_an_error_and_changes_nothing(frame, change, message):
         "v": frame.make(np.full((1, 1, 2, 8), 2.0)),
         "cache_seqlens": 3,
     }
+    for name, value in change.items():
+        if isinstance(value, np.ndarray):
+            value = frame.make(value) if value.dtype == np.float64 else frame.ints(value)
+        arguments[name] = value
     with pytest.raises(ValueError, match=message):
-        flash_attn.flash_attn_with_kvcache(k_cache=cache, v_cache=cache, **{**arguments, **change})
+        flash_attn.flash_attn_with_kvcache(k_cache=cache, v_cache=cache, **arguments)
     assert (frame.read(cache) == 1).all()

@@ -61,10 +61,12 @@ def with_kvcache(
     starts = past if rotary_seqlens is None else ints(rotary_seqlens, "rotary_seqlens", b)
     if (k is None) != (v is None):
         raise ValueError(f"k and v: wanted both or neither, got {'v' if k is None else 'k'} alone")
+    write = None
     if k is not None:
-        keys = _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts)
+        keys, write = _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts)
     elif cu_seqlens_k_new is not None:
         raise ValueError("cu_seqlens_k_new: wanted k and v with it, got None")
+    _check_heads(host, kc)
     if rotary is not None:
         # As in FlashAttention: without causal mask and window all queries stand at the first place.
         local = causal or tuple(window_size) not in ((-1, -1), (None, None))
@@ -86,10 +88,19 @@ def with_kvcache(
         shape = (b, kc.shape[-2])
         queries = core.descaled(queries, descales[0], descales[1], kc.shape[-2])
         v_descale = None if descales[2] is None else floats(descales[2], "v_descale", shape)
-    out, lse = core.attend(
-        frame, q, queries, keys, opts, alibi_slopes, return_softmax_lse, v_descale
-    )
+    slopes = core.slopes_of(alibi_slopes, b, host.shape[-2])
+    if write is not None:  # last, when nothing that was asked for is wrong
+        write()
+    out, lse = core.attend(frame, q, queries, keys, opts, slopes, return_softmax_lse, v_descale)
     return (out, lse) if return_softmax_lse else out
+
+
+def _check_heads(q, k_cache):
+    heads, dim = k_cache.shape[-2:]
+    if q.shape[-1] != dim or heads < 1 or q.shape[-2] % heads:
+        raise ValueError(
+            f"q: wanted a multiple of {heads} heads of {dim} (k_cache's), got {list(q.shape[-2:])}"
+        )
 
 
 def _rotary(frame, cos, sin, interleaved, k):
@@ -103,7 +114,7 @@ def _rotary(frame, cos, sin, interleaved, k):
 
 
 def _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts):
-    """Writes the new keys into the caller's cache; the keys with their new lengths."""
+    """(the keys with their new lengths, what writes the new ones into the caller's cache)."""
     if not frame.writable:
         raise not_covered("k and v to append to a JAX array", "JAX arrays can't be written")
     hk, hv = frame.host(k, "k"), frame.host(v, "v")
@@ -115,10 +126,13 @@ def _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts):
         offsets = ints(cu_seqlens_k_new, "cu_seqlens_k_new", b + 1)
         counts = core.lengths(offsets)
     lens = keys.kv_lens + counts
-    rope, places = (
-        (None, None) if rotary is None else rotary.at(core.positions_from(starts, counts))
-    )
-    if hk.size:
+    if not hk.size:
+        return keys._replace(kv_lens=lens), None
+    rope, places = None, None
+    if rotary is not None:
+        rope, places = rotary.at(core.positions_from(starts, counts))
+
+    def write():
         octavo.append_tokens(
             native(hk),
             native(hv),
@@ -132,7 +146,8 @@ def _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts):
             rope=rope,
             positions=places,
         )
-    return keys._replace(kv_lens=lens)
+
+    return keys._replace(kv_lens=lens), write
 
 
 def varlen(
@@ -185,14 +200,13 @@ def varlen(
         v_descale = (
             None if descales[2] is None else floats(descales[2], "v_descale", (b, hk.shape[-2]))
         )
+    slopes = core.slopes_of(alibi_slopes, b, queries.host.shape[-2])
     if seqused_q is not None:
-        return _partly_used(
-            frame, q, queries, keys, opts, alibi_slopes, want_lse, v_descale, seqused_q
-        )
-    return core.attend(frame, q, queries, keys, opts, alibi_slopes, want_lse, v_descale)
+        return _partly_used(frame, q, queries, keys, opts, slopes, want_lse, v_descale, seqused_q)
+    return core.attend(frame, q, queries, keys, opts, slopes, want_lse, v_descale)
 
 
-def _partly_used(frame, q, queries, keys, opts, alibi_slopes, want_lse, v_descale, seqused_q):
+def _partly_used(frame, q, queries, keys, opts, slopes, want_lse, v_descale, seqused_q):
     """The first seqused_q[b] queries of each sequence; the others' rows are 0 and -inf."""
     counts = ints(seqused_q, "seqused_q", queries.num_seqs)
     if (counts < 0).any() or (counts > core.lengths(queries.offsets)).any():
@@ -204,9 +218,7 @@ def _partly_used(frame, q, queries, keys, opts, alibi_slopes, want_lse, v_descal
     host[...] = 0
     packed = queries._replace(host=queries.host[index], offsets=offsets)
     numpy = framework(packed.host)
-    out, lse = core.attend(
-        numpy, packed.host, packed, keys, opts, alibi_slopes, want_lse, v_descale
-    )
+    out, lse = core.attend(numpy, packed.host, packed, keys, opts, slopes, want_lse, v_descale)
     host[index] = out
     if not want_lse:
         return frame.finish(made), None
@@ -233,7 +245,8 @@ def dense(
         queries = core.descaled(queries, descales[0], descales[1], hk.shape[-2])
         shape = (queries.num_seqs, hk.shape[-2])
         v_descale = None if descales[2] is None else floats(descales[2], "v_descale", shape)
-    return core.attend(frame, q, queries, keys, opts, alibi_slopes, want_lse, v_descale)
+    slopes = core.slopes_of(alibi_slopes, queries.num_seqs, queries.host.shape[-2])
+    return core.attend(frame, q, queries, keys, opts, slopes, want_lse, v_descale)
 
 
 def no_probs(q):

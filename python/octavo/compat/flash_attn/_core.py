@@ -10,7 +10,17 @@ import numpy as np
 
 import octavo
 
-from .._arrays import flat_slots, floats, ints, native, not_covered, scale_by, sliding_rows
+from .._arrays import (
+    checked_scale,
+    checked_softcap,
+    flat_slots,
+    floats,
+    ints,
+    native,
+    not_covered,
+    scale_by,
+    sliding_rows,
+)
 
 _INT32 = np.int32
 
@@ -30,10 +40,10 @@ def options(softmax_scale, causal, window_size, softcap, sinks, num_heads) -> Op
     left = -1 if left is None or left < 0 else int(left)
     right = -1 if right is None or right < 0 else int(right)
     return Options(
-        None if softmax_scale is None else float(softmax_scale),
+        checked_scale(softmax_scale, "softmax_scale"),
         "causal" if causal else "full",
         (left, right),
-        float(softcap),
+        checked_softcap(softcap, "softcap"),
         None if sinks is None else floats(sinks, "sinks", (num_heads,)),
     )
 
@@ -145,7 +155,7 @@ def _attend(queries: Queries, keys: Keys, opts: Options, slopes, out, lse):
     )
 
 
-def _slopes(alibi_slopes, num_seqs, num_heads):
+def slopes_of(alibi_slopes, num_seqs, num_heads):
     """[Hq], or [B, Hq] when sequences differ."""
     if alibi_slopes is None:
         return None
@@ -181,16 +191,13 @@ def _attend_each(queries, keys, opts, slopes, out, lse):
         _attend(one, mine, opts, slopes[b], out[tokens], None if lse is None else lse[first:last])
 
 
-def attend(
-    frame, q, queries: Queries, keys: Keys, opts: Options, alibi_slopes, want_lse, v_descale=None
-):
+def attend(frame, q, queries: Queries, keys: Keys, opts: Options, slopes, want_lse, v_descale=None):
     """(out, lse or None) in the caller's framework, lse in FlashAttention's shape."""
     num_heads = queries.host.shape[-2]
     made, out = frame.empty(q, (*queries.host.shape[:-1], keys.v.shape[-1]))
     made_lse = lse = None
     if want_lse:
         made_lse, lse, settle = _lse_buffers(frame, q, queries, num_heads)
-    slopes = _slopes(alibi_slopes, queries.num_seqs, num_heads)
     if slopes is not None and slopes.ndim == 2:
         if queries.format == "thd":
             out[queries.offsets[-1] :] = 0

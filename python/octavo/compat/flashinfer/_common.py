@@ -10,7 +10,7 @@ import numpy as np
 
 import octavo
 
-from .._arrays import dtype_name, floats, ints, native, not_covered
+from .._arrays import checked_scale, checked_softcap, dtype_name, floats, ints, native, not_covered
 
 LOG2E = np.float32(1.0 / math.log(2.0))
 LN2 = np.float32(math.log(2.0))
@@ -94,8 +94,8 @@ class Maths:
         self.mask = "causal" if causal else "full"
         self.window = (-1 if window_left is None or window_left < 0 else int(window_left), -1)
         self.window_left = window_left
-        self.softcap = 0.0 if logits_soft_cap is None else float(logits_soft_cap)
-        self.scale = 1.0 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
+        self.softcap = checked_softcap(logits_soft_cap, "logits_soft_cap")
+        self.scale = checked_scale(sm_scale, "sm_scale") or 1.0 / math.sqrt(head_dim)
         self.slopes = None
         self.rope_args = None
         self.batch_invariant = batch_invariant
@@ -261,6 +261,7 @@ def attend(
     for factor in (q_scale, k_scale):
         if factor is not None:
             scale *= float(factor)
+    scale = checked_scale(scale, "sm_scale with q_scale and k_scale")
     octavo.attend(
         native(host),
         native(k),

@@ -7,7 +7,7 @@ import numpy as np
 
 import octavo
 
-from .._arrays import floats, ints, not_covered
+from .._arrays import checked_scale, floats, ints, not_covered
 from . import _backend, _plain
 from ._torch import Module, torch
 
@@ -109,7 +109,7 @@ class DotProductAttention(Module):
         self.bottom_right_diagonal = bottom_right_diagonal
         self.layer_number = 1 if layer_number is None else layer_number
         self.attention_type = attention_type
-        self.softmax_scale = softmax_scale
+        self.softmax_scale = checked_scale(softmax_scale, "softmax_scale")
         self.softmax_type = softmax_type
         self.name = name
         self.softmax_offset = None
