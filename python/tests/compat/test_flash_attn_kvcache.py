@@ -390,3 +390,18 @@ def test_wrong_input_is_an_error_and_changes_nothing(frame, change, message):
     with pytest.raises(ValueError, match=message):
         flash_attn.flash_attn_with_kvcache(k_cache=cache, v_cache=cache, **arguments)
     assert (frame.read(cache) == 1).all()
+
+
+def test_lengths_and_windows_may_be_scalars_of_the_framework(frame):
+    """FlashAttention's own tests draw a window as a tensor."""
+    r = np.random.default_rng(8)
+    q, k, v = (
+        r.standard_normal(s).astype(np.float32) for s in ((1, 3, 2, 8), (1, 9, 2, 8), (1, 9, 2, 8))
+    )
+    out = flash_attn.flash_attn_with_kvcache(
+        *(frame.make(x) for x in (q, k, v)),
+        cache_seqlens=np.int64(7),
+        window_size=frame.ints([2, 1], np.int64),
+    )
+    want, _ = attention(q[0], k[0, :7], v[0, :7], window=(2, 1))
+    check_close(frame.read(out)[0], want, "f32", 4.0)

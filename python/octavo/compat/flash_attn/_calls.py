@@ -52,8 +52,8 @@ def with_kvcache(
         if k is not None:
             raise ValueError("cache_seqlens: wanted the lengths before the new k and v, got None")
         past = core._full(b, kc.shape[1] if table is None else table.shape[1] * kc.shape[1])
-    elif isinstance(cache_seqlens, int):
-        past = core._full(b, cache_seqlens)
+    elif isinstance(cache_seqlens, (int, np.integer)):
+        past = core._full(b, int(cache_seqlens))
     else:
         past = ints(cache_seqlens, "cache_seqlens", b)
     keys = core.Keys(kc, vc, past, table, rows)
@@ -67,9 +67,10 @@ def with_kvcache(
     elif cu_seqlens_k_new is not None:
         raise ValueError("cu_seqlens_k_new: wanted k and v with it, got None")
     _check_heads(host, kc)
+    opts = core.options(softmax_scale, causal, window_size, softcap, sinks, host.shape[-2])
     if rotary is not None:
         # As in FlashAttention: without causal mask and window all queries stand at the first place.
-        local = causal or tuple(window_size) not in ((-1, -1), (None, None))
+        local = causal or opts.window != (-1, -1)
         counts = (
             core.lengths(queries.offsets)
             if queries.offsets is not None
@@ -82,7 +83,6 @@ def with_kvcache(
         keys = core.skip_left(keys, cache_leftpad, b)
     if kc.shape[0] == 0 or kc.shape[1] == 0:
         keys = keys._replace(**dict(zip("kv", core.some_slots(kc, vc), strict=True)))
-    opts = core.options(softmax_scale, causal, window_size, softcap, sinks, host.shape[-2])
     v_descale = None
     if descales is not None:
         shape = (b, kc.shape[-2])
