@@ -169,6 +169,33 @@ def test_step_and_conversion_show_the_tokens(frame, fmt, paged):
             assert not got[b, len(kept) :].any()
 
 
+def test_rows_of_a_contiguous_cache_stay_and_are_shown(frame):
+    params, stream = make_params(frame), Stream(frame, "f32", 9)
+    params.allocate_memory(1)
+    for step in ({4: 2, 2: 0, 9: 3}, {9: 1, 2: 4}, {7: 2, 2: 1, 9: 1}):
+        params.pre_step(step)
+        for sequence in [s for s in stream.past if s not in step]:
+            del stream.past[sequence]
+        k_cache, v_cache, *_ = params.step(1, *stream.arrays(step, "bshd")[1:], "bshd")
+        rows = frame.read(params.cache_manager.batch_indices_post_step).astype(int)
+        for row, sequence in zip(rows, step, strict=False):
+            for cache, past in zip((k_cache, v_cache), stream.past[sequence][1:], strict=True):
+                assert np.array_equal(frame.read(cache)[row, : len(past)], past)
+    assert rows.shape == (3,)
+
+
+def test_tables_that_differ_between_layers_are_not_shown_as_one(frame):
+    params = make_params(frame, paged=True)
+    params.allocate_memory(1)
+    params.pre_step({1: 5, 2: 5})
+    params.pre_step({2: 1})
+    params.pre_step({3: 9})
+    params.allocate_memory(2)
+    assert tuple(params.cache_manager.cache[2][0].shape) == (24, 4, GROUPS, DIM)
+    with pytest.raises(NotImplementedError, match="one page table for layers"):
+        _ = params.cache_manager.page_table
+
+
 def test_the_pool_may_be_smaller_than_the_worst_case(frame):
     params = make_params(frame, paged=True, pages=4)
     params.allocate_memory(1)

@@ -181,7 +181,7 @@ class DotProductAttention(Module):
         )
         if bottom_right_diagonal is None:
             bottom_right_diagonal = self.bottom_right_diagonal
-        slopes = self._slopes(core_attention_bias_type, alibi_slopes)
+        slopes = _near(self._slopes(core_attention_bias_type, alibi_slopes), query_layer)
         if inference_params is None:
             return _plain.attend(
                 self,
@@ -193,7 +193,7 @@ class DotProductAttention(Module):
                 causal is not None,
                 window,
                 slopes,
-                self._sinks(),
+                self._sinks(query_layer),
             )
         if not padding:
             raise ValueError(
@@ -205,7 +205,7 @@ class DotProductAttention(Module):
         config = (self.softmax_scale, "full" if causal is None else "causal", window)
         if not inference_params.is_built_in:
             return _plain.over_custom_cache(
-                self, step, inference_params, config, slopes, self._sinks()
+                self, step, inference_params, config, slopes, self._sinks(query_layer)
             )
         return self._over_cache(step, inference_params, cu_seqlens_q, config, slopes)
 
@@ -230,7 +230,7 @@ class DotProductAttention(Module):
             k,
             v,
             format=qkv_format,
-            sinks=self._sinks(),
+            sinks=self._sinks(q),
             alibi_slopes=slopes,
         )
         return out.reshape((*out.shape[:-2], self.num_heads * self.head_dim_v))
@@ -250,11 +250,11 @@ class DotProductAttention(Module):
 
         return _backend.choose(make, flags, group.cache.device != "cpu")
 
-    def _sinks(self):
+    def _sinks(self, q):
         offset = self.softmax_offset
         if offset is None or isinstance(offset, np.ndarray):
-            return offset
-        return offset.detach()
+            return _near(offset, q)
+        return offset.detach().float()
 
     def _slopes(self, bias_type, slopes):
         if bias_type == "no_bias":
@@ -277,6 +277,13 @@ def _refuse(**given):
     for name, value in given.items():
         if value is not None and value is not False:
             raise not_covered(name)
+
+
+def _near(values, q):
+    """Values of the module's own where q is."""
+    if not isinstance(values, np.ndarray) or getattr(q, "is_cpu", True) or torch is None:
+        return values
+    return torch.from_numpy(values).to(q.device, non_blocking=True)
 
 
 def _needs_grad(*arrays):

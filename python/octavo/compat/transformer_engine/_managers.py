@@ -16,7 +16,7 @@ import numpy as np
 
 import octavo
 
-from .._arrays import dtype_name
+from .._arrays import dtype_name, not_covered
 from ._torch import Counts, as_framework, default_device
 
 
@@ -131,6 +131,16 @@ class _Manager(KVCacheManager):
             )
         return group, group.layers[layer_number]
 
+    def page_ids(self, sequence):
+        """The pages of a sequence, in order, which must be the same in all layers."""
+        lists = [g.cache.page_ids(sequence) for g in self.groups if sequence in g.cache]
+        if any(pages != lists[0] for pages in lists):
+            raise not_covered(
+                "one page table for layers that were allocated at different times",
+                "allocate_memory for all before the first step",
+            )
+        return lists[0] if lists else []
+
     def _check_step(self, step_dict):
         """The lengths after the step, or an error before anything was changed."""
         after = OrderedDict()
@@ -223,9 +233,12 @@ class NonPagedKVCacheManager(_Manager):
 
     @property
     def batch_indices_post_step(self):
-        """int32 [max_batch_size]: the row of the cache that holds each sequence of the step."""
-        rows = self.groups[0].plan.rows if self.groups and self.groups[0].plan is not None else ()
-        self._rows.fill(rows, 0)
+        """int32 [max_batch_size]: the row of the cache that holds each sequence of the step.
+
+        0 for one without tokens, and past the step's sequences.
+        """
+        pages = [self.page_ids(sequence) for sequence in self.sequences]
+        self._rows.fill([p[0] if p else 0 for p in pages], 0)
         return self._rows.array
 
 
@@ -296,8 +309,7 @@ class PagedKVCacheManager(_Manager):
         return self.page_table
 
     def get_page_list(self, seq):
-        cache = self.groups[0].cache if self.groups else None
-        return cache.page_ids(seq) if cache is not None and seq in cache else []
+        return self.page_ids(seq)
 
     def get_page_count(self, seq):
         return len(self.get_page_list(seq))
