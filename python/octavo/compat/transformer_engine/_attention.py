@@ -112,14 +112,16 @@ class DotProductAttention(Module):
         self.softmax_scale = checked_scale(softmax_scale, "softmax_scale")
         self.softmax_type = softmax_type
         self.name = name
-        self.softmax_offset = None
-        if softmax_type == "learnable" and torch is not None:
-            del self.softmax_offset
-            self.register_parameter(
-                "softmax_offset", torch.nn.Parameter(torch.zeros(self.num_heads))
-            )
-        elif softmax_type != "vanilla":
+        self._slopes_near = {}
+        if softmax_type == "vanilla":
+            self.softmax_offset = None
+        elif torch is None:
             self.softmax_offset = np.zeros(self.num_heads, np.float32)
+        elif softmax_type == "learnable":
+            offset = torch.nn.Parameter(torch.zeros(self.num_heads))
+            self.register_parameter("softmax_offset", offset)
+        else:
+            self.register_buffer("softmax_offset", torch.zeros(self.num_heads), persistent=False)
 
     def forward(
         self,
@@ -181,7 +183,7 @@ class DotProductAttention(Module):
         )
         if bottom_right_diagonal is None:
             bottom_right_diagonal = self.bottom_right_diagonal
-        slopes = _near(self._slopes(core_attention_bias_type, alibi_slopes), query_layer)
+        slopes = self._slopes(core_attention_bias_type, alibi_slopes, query_layer)
         if inference_params is None:
             return _plain.attend(
                 self,
@@ -193,7 +195,7 @@ class DotProductAttention(Module):
                 causal is not None,
                 window,
                 slopes,
-                self._sinks(query_layer),
+                self._sinks(),
             )
         if not padding:
             raise ValueError(
@@ -205,7 +207,7 @@ class DotProductAttention(Module):
         config = (self.softmax_scale, "full" if causal is None else "causal", window)
         if not inference_params.is_built_in:
             return _plain.over_custom_cache(
-                self, step, inference_params, config, slopes, self._sinks(query_layer)
+                self, step, inference_params, config, slopes, self._sinks()
             )
         return self._over_cache(step, inference_params, cu_seqlens_q, config, slopes)
 
@@ -230,7 +232,7 @@ class DotProductAttention(Module):
             k,
             v,
             format=qkv_format,
-            sinks=self._sinks(q),
+            sinks=self._sinks(),
             alibi_slopes=slopes,
         )
         return out.reshape((*out.shape[:-2], self.num_heads * self.head_dim_v))
@@ -250,13 +252,13 @@ class DotProductAttention(Module):
 
         return _backend.choose(make, flags, group.cache.device != "cpu")
 
-    def _sinks(self, q):
+    def _sinks(self):
         offset = self.softmax_offset
         if offset is None or isinstance(offset, np.ndarray):
-            return _near(offset, q)
+            return offset
         return offset.detach().float()
 
-    def _slopes(self, bias_type, slopes):
+    def _slopes(self, bias_type, slopes, q):
         if bias_type == "no_bias":
             if slopes is not None:
                 raise ValueError(
@@ -264,7 +266,7 @@ class DotProductAttention(Module):
                 )
             return None
         if slopes is None:
-            return _plain.default_slopes(self.num_heads)
+            return self._default_slopes(q)
         if len(slopes.shape) == 2:
             values = floats(slopes, "alibi_slopes")
             if (values != values[0]).any():
@@ -272,18 +274,22 @@ class DotProductAttention(Module):
             return values[0]
         return slopes
 
+    def _default_slopes(self, q):
+        """ALiBi's own slopes, made once where q is."""
+        place = None if getattr(q, "is_cpu", True) else q.device
+        slopes = self._slopes_near.get(place)
+        if slopes is None:
+            slopes = _plain.default_slopes(self.num_heads)
+            if place is not None:
+                slopes = torch.from_numpy(slopes).to(place)
+            self._slopes_near[place] = slopes
+        return slopes
+
 
 def _refuse(**given):
     for name, value in given.items():
         if value is not None and value is not False:
             raise not_covered(name)
-
-
-def _near(values, q):
-    """Values of the module's own where q is."""
-    if not isinstance(values, np.ndarray) or getattr(q, "is_cpu", True) or torch is None:
-        return values
-    return torch.from_numpy(values).to(q.device, non_blocking=True)
 
 
 def _needs_grad(*arrays):
