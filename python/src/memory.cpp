@@ -161,7 +161,11 @@ const TypeFacts& facts_of(PyTypeObject* type) {
   return known.emplace(type, facts).first->second;
 }
 
-enum DlDeviceType : std::int32_t { kDlCpu = 1, kDlCuda = 2, kDlCudaHost = 3, kDlCudaManaged = 13 };
+// Device types of DLPack.
+constexpr std::int32_t kDlCpu = 1;
+constexpr std::int32_t kDlCuda = 2;
+constexpr std::int32_t kDlCudaHost = 3;
+constexpr std::int32_t kDlCudaManaged = 13;
 
 Kind dlpack_kind(std::uint8_t code) {
   switch (code) {
