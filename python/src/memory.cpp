@@ -17,8 +17,8 @@ namespace {
 
 /// The array interface's C form, as NumPy documents it.
 struct ArrayInterface {
-  int two;
-  int nd;
+  int two;  // the protocol's mark
+  int rank;
   char typekind;
   int itemsize;
   int flags;
@@ -69,18 +69,18 @@ Memory numpy_memory(std::string_view name, nb::handle array) {
   const auto* interface =
       static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (interface == nullptr) throw nb::python_error();
-  check_rank(name, interface->nd);
+  check_rank(name, interface->rank);
   if ((interface->flags & kNotSwapped) == 0)
     throw_mismatch(fmt::format("{}.dtype", name), "the machine's byte order", "the other one");
 
   Memory memory;
   memory.data = interface->data;
-  memory.rank = interface->nd;
+  memory.rank = interface->rank;
   memory.bytes = interface->itemsize;
   memory.kind = numpy_kind(*interface, array);
   memory.read_only = (interface->flags & kWriteable) == 0;
   memory.framework = Framework::Numpy;
-  for (int axis = 0; axis < interface->nd; ++axis) {
+  for (int axis = 0; axis < interface->rank; ++axis) {
     const auto i = static_cast<std::size_t>(axis);
     memory.shape[i] = interface->shape[axis];
     const Py_ssize_t stride = interface->strides[axis];
