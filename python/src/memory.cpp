@@ -64,6 +64,9 @@ void check_rank(std::string_view name, std::int64_t rank) {
 }
 
 Memory numpy_memory(std::string_view name, nb::handle array) {
+  // A subclass may mean more than its memory says: what a mask hides would be read all the same.
+  if (Py_TYPE(array.ptr()) != runtime().ndarray && nb::hasattr(array, "mask"))
+    throw_mismatch(name, "an array without a mask", type_text(array));
   const nb::object capsule = nb::steal(PyObject_GetAttr(array.ptr(), runtime().array_struct));
   if (!capsule.is_valid()) throw nb::python_error();
   const auto* interface =

@@ -81,6 +81,16 @@ def test_a_foreign_array_is_given_back_after_the_call():
     assert len([r for r in gc.get_referrers(array) if isinstance(r, Foreign)]) == 0
 
 
+def test_masks_are_not_looked_through():
+    with pytest.raises(octavo.InvalidArgument, match="array: wanted an array without a mask"):
+        _native._describe(np.ma.zeros(3, np.float32))
+
+
+def test_arrays_in_files_are_arrays(tmp_path):
+    array = np.memmap(tmp_path / "numbers", np.float32, "w+", shape=(3, 4))
+    assert _native._describe(array)[0] == address(array)
+
+
 def test_inputs_may_be_read_only_and_are_not_changed(step):
     cache, attention, plan, q, k, v = step()
     copies = [x.copy() for x in (q, k, v)]
