@@ -199,3 +199,19 @@ def test_foreign_memory_is_kept_as_long_as_it_is_used(random, make_cache):
     turned = attention.forward(plan, cache, 0, q, k, v, rope=rope)
     np.testing.assert_array_equal(owned[0][0, cache.page_ids(1)[0], :4], k)
     np.testing.assert_array_equal(turned, attention.attend(plan, cache, 0, q))
+
+
+def test_streams_are_addresses_or_objects_that_have_one():
+    from octavo import _results
+
+    class PyTorchs:
+        cuda_stream = 17
+
+    class CuPys:
+        ptr = 18
+
+    addresses = [_results.stream_address(stream, 0) for stream in (16, PyTorchs(), CuPys())]
+    assert addresses == [16, 17, 18]
+    assert _results.stream_address(None, 0) == 0  # nobody uses CUDA here
+    with pytest.raises(octavo.InvalidArgument, match="stream: wanted None, an address"):
+        _results.stream_address("main", 0)
