@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._native import Shortage
 
 _FORM = re.compile(
     r"(?P<argument>[^:]*): wanted (?P<wanted>.*), got (?P<got>.*?)(?: \((?P<hint>.*)\))?", re.DOTALL
@@ -61,4 +65,4 @@ class CacheFull(Error):
     what was missing and who holds it. KvCache.try_plan and try_fork return it as a value instead.
     """
 
-    shortage = None
+    shortage: Shortage | None = None

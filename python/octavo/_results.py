@@ -67,8 +67,8 @@ def stream_address(stream: Any, device_index: int) -> int:
 def _current_stream(device_index: int) -> int:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return torch.cuda.current_stream(device_index).cuda_stream
+        return int(torch.cuda.current_stream(device_index).cuda_stream)
     cupy = sys.modules.get("cupy")
     if cupy is not None:
-        return cupy.cuda.get_current_stream().ptr
+        return int(cupy.cuda.get_current_stream().ptr)
     return 0

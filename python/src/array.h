@@ -83,6 +83,8 @@ const float* floats(std::string_view name, nb::handle object, std::int64_t count
 class Integers {
  public:
   Integers() = default;
+  Integers(Integers&&) = default;  // a copy would look into the other's list
+  Integers& operator=(Integers&&) = default;
   Integers(std::string_view name, nb::handle object, Device device);
 
   [[nodiscard]] const std::int32_t* data() const { return data_; }

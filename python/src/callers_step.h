@@ -35,6 +35,8 @@ class CallersCache {
 class TokenOffsets {
  public:
   TokenOffsets() = default;
+  TokenOffsets(TokenOffsets&&) = default;  // as Integers
+  TokenOffsets& operator=(TokenOffsets&&) = default;
   /// num_seqs: -1 when only `given` or the tensor tells.
   TokenOffsets(nb::handle given, std::string_view name, const Array& tensor, TensorFormat format,
                std::int64_t num_seqs);

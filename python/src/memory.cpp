@@ -17,8 +17,8 @@ namespace {
 
 /// The array interface's C form, as NumPy documents it.
 struct ArrayInterface {
-  int two;
-  int nd;
+  int two;  // the protocol's mark
+  int rank;
   char typekind;
   int itemsize;
   int flags;
@@ -64,23 +64,26 @@ void check_rank(std::string_view name, std::int64_t rank) {
 }
 
 Memory numpy_memory(std::string_view name, nb::handle array) {
+  // A subclass may mean more than its memory says: what a mask hides would be read all the same.
+  if (Py_TYPE(array.ptr()) != runtime().ndarray && nb::hasattr(array, "mask"))
+    throw_mismatch(name, "an array without a mask", type_text(array));
   const nb::object capsule = nb::steal(PyObject_GetAttr(array.ptr(), runtime().array_struct));
   if (!capsule.is_valid()) throw nb::python_error();
   const auto* interface =
       static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (interface == nullptr) throw nb::python_error();
-  check_rank(name, interface->nd);
+  check_rank(name, interface->rank);
   if ((interface->flags & kNotSwapped) == 0)
     throw_mismatch(fmt::format("{}.dtype", name), "the machine's byte order", "the other one");
 
   Memory memory;
   memory.data = interface->data;
-  memory.rank = interface->nd;
+  memory.rank = interface->rank;
   memory.bytes = interface->itemsize;
   memory.kind = numpy_kind(*interface, array);
   memory.read_only = (interface->flags & kWriteable) == 0;
   memory.framework = Framework::Numpy;
-  for (int axis = 0; axis < interface->nd; ++axis) {
+  for (int axis = 0; axis < interface->rank; ++axis) {
     const auto i = static_cast<std::size_t>(axis);
     memory.shape[i] = interface->shape[axis];
     const Py_ssize_t stride = interface->strides[axis];
@@ -161,7 +164,11 @@ const TypeFacts& facts_of(PyTypeObject* type) {
   return known.emplace(type, facts).first->second;
 }
 
-enum DlDeviceType : std::int32_t { kDlCpu = 1, kDlCuda = 2, kDlCudaHost = 3, kDlCudaManaged = 13 };
+// Device types of DLPack.
+constexpr std::int32_t kDlCpu = 1;
+constexpr std::int32_t kDlCuda = 2;
+constexpr std::int32_t kDlCudaHost = 3;
+constexpr std::int32_t kDlCudaManaged = 13;
 
 Kind dlpack_kind(std::uint8_t code) {
   switch (code) {

@@ -32,6 +32,8 @@ nb::tuple describe(nb::handle object) {
 
 NB_MODULE(_native, module) {
   namespace python = octavo::python;
+  // What a program still holds at its end, in a global or a cycle, is no leak of ours to report.
+  nanobind::set_leak_warnings(false);
   module.doc() = "The compiled part of octavo; import octavo instead.";
   python::start_runtime();
   python::register_errors();

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <bit>
 #include <span>
 
 #include "errors.h"
@@ -124,7 +125,7 @@ std::int64_t whole_number(std::string_view argument, nb::handle object) {
 Stream stream_of(nb::handle object, Device device) {
   if (device.type == DeviceType::Cpu) return {};
   const nb::object address = nb::getattr(runtime().results, "stream_address")(object, device.index);
-  return {reinterpret_cast<CUstream_st*>(nb::cast<std::uintptr_t>(address))};
+  return {std::bit_cast<CUstream_st*>(nb::cast<std::uintptr_t>(address))};
 }
 
 }  // namespace octavo::python

@@ -81,6 +81,7 @@ void bind_plan(nb::module_& module) {
       "slots\n"
       "of one sequence.");
   plan.def(nb::self == nb::self)
+      .def("__bool__", [](const StepPlan& /*self*/) { return true; })
       .def("__str__", &StepPlan::to_string)
       .def("__repr__",
            [](const StepPlan& self) {

@@ -81,6 +81,16 @@ def test_a_foreign_array_is_given_back_after_the_call():
     assert len([r for r in gc.get_referrers(array) if isinstance(r, Foreign)]) == 0
 
 
+def test_masks_are_not_looked_through():
+    with pytest.raises(octavo.InvalidArgument, match="array: wanted an array without a mask"):
+        _native._describe(np.ma.zeros(3, np.float32))
+
+
+def test_arrays_in_files_are_arrays(tmp_path):
+    array = np.memmap(tmp_path / "numbers", np.float32, "w+", shape=(3, 4))
+    assert _native._describe(array)[0] == address(array)
+
+
 def test_inputs_may_be_read_only_and_are_not_changed(step):
     cache, attention, plan, q, k, v = step()
     copies = [x.copy() for x in (q, k, v)]
@@ -189,3 +199,19 @@ def test_foreign_memory_is_kept_as_long_as_it_is_used(random, make_cache):
     turned = attention.forward(plan, cache, 0, q, k, v, rope=rope)
     np.testing.assert_array_equal(owned[0][0, cache.page_ids(1)[0], :4], k)
     np.testing.assert_array_equal(turned, attention.attend(plan, cache, 0, q))
+
+
+def test_streams_are_addresses_or_objects_that_have_one():
+    from octavo import _results
+
+    class PyTorchs:
+        cuda_stream = 17
+
+    class CuPys:
+        ptr = 18
+
+    addresses = [_results.stream_address(stream, 0) for stream in (16, PyTorchs(), CuPys())]
+    assert addresses == [16, 17, 18]
+    assert _results.stream_address(None, 0) == 0  # nobody uses CUDA here
+    with pytest.raises(octavo.InvalidArgument, match="stream: wanted None, an address"):
+        _results.stream_address("main", 0)
