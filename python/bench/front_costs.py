@@ -19,7 +19,7 @@ from call_cost import stamp
 
 import octavo
 from octavo.compat import flash_attn, flashinfer
-from octavo.compat import transformer_engine as te
+from octavo.compat import transformer_engine as engine
 
 LENGTHS = np.array([4, 5], np.int32)
 ENDS, KEY_ENDS = np.array([0, 1, 2], np.int32), np.array([0, 4, 9], np.int32)
@@ -80,10 +80,14 @@ def pairs(convert, float32):
         lambda: decode.run(packed, (k_cache, v_cache)),
         lambda: octavo.attend(packed, k_cache, v_cache, lens, page_table=table),
     )
-    params = te.InferenceParams(2, 64, 2, 16, float32, is_paged=True, page_size=16, device="cpu")
+    params = engine.InferenceParams(
+        2, 64, 2, 16, float32, is_paged=True, page_size=16, device="cpu"
+    )
     params.allocate_memory(1)
     params.pre_step({3: 1, 7: 1})
-    module = te.DotProductAttention(2, 16, attn_mask_type="padding_causal", qkv_format="thd").eval()
+    module = engine.DotProductAttention(
+        2, 16, attn_mask_type="padding_causal", qkv_format="thd"
+    ).eval()
     group = params.cache_manager.groups[0]
     attention = octavo.Attention(group.cache, num_q_heads=2)
     yield (

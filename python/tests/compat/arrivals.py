@@ -8,7 +8,7 @@ from collections import OrderedDict
 import numpy as np
 from definition import attention, check_close
 
-from octavo.compat import transformer_engine as te
+from octavo.compat import transformer_engine as engine
 
 HEADS, GROUPS, DIM = 4, 2, 16
 FORMATS = ["bshd", "sbhd", "thd"]
@@ -19,7 +19,7 @@ def make_params(
 ):
     if paged:
         kwargs.update(is_paged=True, page_size=page_size, total_num_pages=pages)
-    return te.InferenceParams(
+    return engine.InferenceParams(
         max_batch_size=batch,
         max_sequence_length=length,
         num_heads_kv=GROUPS,
@@ -31,7 +31,7 @@ def make_params(
 
 
 def make_module(fmt="bshd", mask="padding_causal", **kwargs):
-    return te.DotProductAttention(
+    return engine.DotProductAttention(
         HEADS, kwargs.pop("kv_channels", DIM), GROUPS, qkv_format=fmt, attn_mask_type=mask, **kwargs
     ).eval()
 

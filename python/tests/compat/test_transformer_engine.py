@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from arrivals import DIM, FORMATS, GROUPS, HEADS, Stream, arrivals, make_module, make_params
 
-from octavo.compat import transformer_engine as te
+from octavo.compat import transformer_engine as engine
 
 
 @pytest.mark.parametrize("backend", ["", "NVTE_FLASH_ATTN", "NVTE_UNFUSED_ATTN"])
@@ -245,7 +245,7 @@ def test_batches_padded_to_the_maximum(frame):
         stream.check(out, step, "bshd")
 
 
-class OwnManager(te.KVCacheManager):
+class OwnManager(engine.KVCacheManager):
     """A contiguous cache kept in plain arrays: row i for the i-th sequence ever seen."""
 
     frame = None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from definition import attention, check_close
 
-from octavo.compat import transformer_engine as te
+from octavo.compat import transformer_engine as engine
 
 HEADS, GROUPS, DIM = 4, 2, 16
 
@@ -64,7 +64,9 @@ def test_equals_the_definition(frame, fmt, mask, window, q_lens, kv_lens):
     arrays = [
         frame.make(layout(x, fmt, 6 if "padding" in mask else len(x[0])), dtype) for x in (q, k, v)
     ]
-    module = te.DotProductAttention(HEADS, DIM, GROUPS, qkv_format=fmt, attn_mask_type=mask).eval()
+    module = engine.DotProductAttention(
+        HEADS, DIM, GROUPS, qkv_format=fmt, attn_mask_type=mask
+    ).eval()
     lengths = {}
     if "padding" in mask or fmt == "thd":
         lengths = {
@@ -95,7 +97,7 @@ def test_equals_the_definition(frame, fmt, mask, window, q_lens, kv_lens):
 
 def test_more_queries_than_keys_aligned_to_the_top_left_is_named(frame):
     x = frame.make(np.ones((1, 4, HEADS, DIM)))
-    module = te.DotProductAttention(HEADS, DIM, qkv_format="bshd").eval()
+    module = engine.DotProductAttention(HEADS, DIM, qkv_format="bshd").eval()
     with pytest.raises(NotImplementedError, match="top left"):
         module(x, x[:, :2], x[:, :2])
 
@@ -103,7 +105,7 @@ def test_more_queries_than_keys_aligned_to_the_top_left_is_named(frame):
 def test_backward_is_refused_by_name():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     x = torch.ones(1, 2, HEADS, DIM, requires_grad=True)
-    module = te.DotProductAttention(HEADS, DIM, qkv_format="bshd").eval()
+    module = engine.DotProductAttention(HEADS, DIM, qkv_format="bshd").eval()
     assert isinstance(module, torch.nn.Module)
     with pytest.raises(NotImplementedError, match="backward"):
         module(x, x, x)
@@ -113,7 +115,7 @@ def test_backward_is_refused_by_name():
 
 def test_dropout_in_training_is_refused_by_name(frame):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    module = te.DotProductAttention(HEADS, DIM, qkv_format="bshd", attention_dropout=0.1)
+    module = engine.DotProductAttention(HEADS, DIM, qkv_format="bshd", attention_dropout=0.1)
     x = torch.ones(1, 2, HEADS, DIM)
     with pytest.raises(NotImplementedError, match="attention_dropout"):
         module.train()(x, x, x)
@@ -127,7 +129,7 @@ def test_dropout_in_training_is_refused_by_name(frame):
 )
 def test_constructor_names_what_it_does_not_cover(option):
     with pytest.raises(NotImplementedError, match=next(iter(option))):
-        te.DotProductAttention(HEADS, DIM, **option)
+        engine.DotProductAttention(HEADS, DIM, **option)
 
 
 class Switch:
@@ -142,17 +144,17 @@ def test_graphed_modules_must_be_in_one_mode():
         ValueError,
         match=r"modules\[1\] \(Switch\) in training.*modules\[0\] \(Switch\), modules\[2\]",
     ):
-        te.make_graphed_callables((Switch(False), Switch(True), Switch(False)), ((), (), ()))
+        engine.make_graphed_callables((Switch(False), Switch(True), Switch(False)), ((), (), ()))
 
 
 def test_graphed_modules_in_training_are_refused_by_name():
     with pytest.raises(NotImplementedError, match="training"):
-        te.make_graphed_callables((Switch(True), Switch(True)), ((), ()))
+        engine.make_graphed_callables((Switch(True), Switch(True)), ((), ()))
 
 
 def test_graphs_without_a_gpu_are_refused_by_name():
     with pytest.raises(NotImplementedError, match="GPU"):
-        te.make_graphed_callables(Switch(False), (np.ones(3),))
+        engine.make_graphed_callables(Switch(False), (np.ones(3),))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_graphs_without_a_gpu_are_refused_by_name():
 )
 def test_graph_options_that_are_not_covered_are_named(option):
     with pytest.raises(NotImplementedError, match=option):
-        te.make_graphed_callables(Switch(False), (np.ones(3),), **{option: True})
+        engine.make_graphed_callables(Switch(False), (np.ones(3),), **{option: True})
 
 
 def run(code):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from arrivals import Stream, make_module, make_params
 
-from octavo.compat import transformer_engine as te
+from octavo.compat import transformer_engine as engine
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -76,7 +76,7 @@ def test_what_is_wrong_or_not_covered_is_named(frame, change, error, message):
 def test_the_sizes_are_required(missing):
     sizes = {"num_heads_kv": 1, "head_dim_k": 8, "dtype": np.float32}
     with pytest.raises(ValueError, match=missing):
-        te.InferenceParams(1, 8, **{**sizes, missing: None})
+        engine.InferenceParams(1, 8, **{**sizes, missing: None})
 
 
 def test_positional_arguments_are_those_of_the_library():
@@ -84,11 +84,11 @@ def test_positional_arguments_are_those_of_the_library():
         parameters = list(inspect.signature(function).parameters.values())[1:]
         return " ".join(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
 
-    assert names(te.InferenceParams.__init__) == (
+    assert names(engine.InferenceParams.__init__) == (
         "max_batch_size max_sequence_length num_heads_kv head_dim_k dtype head_dim_v is_paged "
         "total_num_pages page_size max_ctx_len qkv_format custom_cache_manager"
     )
-    assert names(te.DotProductAttention.forward) == (
+    assert names(engine.DotProductAttention.forward) == (
         "query_layer key_layer value_layer attention_mask qkv_format cu_seqlens_q cu_seqlens_kv "
         "cu_seqlens_q_padded cu_seqlens_kv_padded max_seqlen_q max_seqlen_kv attn_mask_type "
         "window_size bottom_right_diagonal checkpoint_core_attention core_attention_bias_type "
