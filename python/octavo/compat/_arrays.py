@@ -281,6 +281,14 @@ def _strided(host, shape, strides):
     return view if view.dtype == host.dtype else view.view(host.dtype)  # ml_dtypes' are mere bytes
 
 
+def join_heads(out):
+    """[..., heads, dim] as [..., heads * dim], without a copy."""
+    if isinstance(out, octavo.TypedArray):
+        return octavo.TypedArray(join_heads(out.array), out.dtype)
+    *lead, heads, dim = out.shape
+    return out.reshape(*lead, heads * dim)
+
+
 def sliding_rows(host, num_rows, row_len):
     """[num_rows, row_len, ...] where row r starts at slot r of the flat host [slots, ...].
 

@@ -7,7 +7,7 @@ import numpy as np
 
 import octavo
 
-from .._arrays import floats, framework, ints, native, not_covered, sliding_rows
+from .._arrays import framework, ints, native, not_covered, sliding_rows
 from . import _core as core
 
 
@@ -83,11 +83,7 @@ def with_kvcache(
         keys = core.skip_left(keys, cache_leftpad, b)
     if kc.shape[0] == 0 or kc.shape[1] == 0:
         keys = keys._replace(**dict(zip("kv", core.some_slots(kc, vc), strict=True)))
-    v_descale = None
-    if descales is not None:
-        shape = (b, kc.shape[-2])
-        queries = core.descaled(queries, descales[0], descales[1], kc.shape[-2])
-        v_descale = None if descales[2] is None else floats(descales[2], "v_descale", shape)
+    queries, v_descale = core.descaled(queries, descales, kc.shape[-2])
     slopes = core.slopes_of(alibi_slopes, b, host.shape[-2])
     if write is not None:  # last, when nothing that was asked for is wrong
         write()
@@ -194,12 +190,7 @@ def varlen(
         rows = [sliding_rows(x, x.shape[0], longest) for x in (hk, hv)]
         keys = core.Keys(*core.some_slots(*rows), lens, None, ends[:-1])
     opts = core.options(softmax_scale, causal, window_size, softcap, sinks, queries.host.shape[-2])
-    v_descale = None
-    if descales is not None:
-        queries = core.descaled(queries, descales[0], descales[1], hk.shape[-2])
-        v_descale = (
-            None if descales[2] is None else floats(descales[2], "v_descale", (b, hk.shape[-2]))
-        )
+    queries, v_descale = core.descaled(queries, descales, hk.shape[-2])
     slopes = core.slopes_of(alibi_slopes, b, queries.host.shape[-2])
     if seqused_q is not None:
         return _partly_used(frame, q, queries, keys, opts, slopes, want_lse, v_descale, seqused_q)
@@ -240,11 +231,7 @@ def dense(
     lens = core._full(queries.num_seqs, hk.shape[1])
     keys = core.Keys(*core.some_slots(hk, hv), lens, None, None)
     opts = core.options(softmax_scale, causal, window_size, softcap, sinks, queries.host.shape[-2])
-    v_descale = None
-    if descales is not None:
-        queries = core.descaled(queries, descales[0], descales[1], hk.shape[-2])
-        shape = (queries.num_seqs, hk.shape[-2])
-        v_descale = None if descales[2] is None else floats(descales[2], "v_descale", shape)
+    queries, v_descale = core.descaled(queries, descales, hk.shape[-2])
     slopes = core.slopes_of(alibi_slopes, queries.num_seqs, queries.host.shape[-2])
     return core.attend(frame, q, queries, keys, opts, slopes, want_lse, v_descale)
 

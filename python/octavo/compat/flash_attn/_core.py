@@ -242,9 +242,17 @@ def _per_token(queries, factors, num_heads):
     return per_token[:, :, None]
 
 
-def descaled(queries: Queries, q_descale, k_descale, num_kv_heads) -> Queries:
-    """Queries times the scales of Q and K, [B, Hk] each."""
+def descaled(queries: Queries, descales, num_kv_heads):
+    """(queries times the scales of Q and K, the scales of V or None); all are [B, Hk] or None."""
+    if descales is None:
+        return queries, None
     shape = (queries.num_seqs, num_kv_heads)
+    q_descale, k_descale, v_descale = descales
+    of_v = None if v_descale is None else floats(v_descale, "v_descale", shape)
+    return _times(queries, q_descale, k_descale, shape), of_v
+
+
+def _times(queries: Queries, q_descale, k_descale, shape) -> Queries:
     factors = [
         floats(x, n, shape)
         for x, n in ((q_descale, "q_descale"), (k_descale, "k_descale"))

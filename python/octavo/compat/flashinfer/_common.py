@@ -10,7 +10,16 @@ import numpy as np
 
 import octavo
 
-from .._arrays import checked_scale, checked_softcap, dtype_name, floats, ints, native, not_covered
+from .._arrays import (
+    checked_scale,
+    checked_softcap,
+    dtype_name,
+    floats,
+    ints,
+    native,
+    not_covered,
+    scale_by,
+)
 
 LOG2E = np.float32(1.0 / math.log(2.0))
 LN2 = np.float32(math.log(2.0))
@@ -285,7 +294,7 @@ def attend(
     if into_lse is not None:
         into_lse *= LOG2E
     if v_scale is not None and float(v_scale) != 1.0:
-        made *= float(v_scale)
+        into[...] = scale_by(into, np.float32(v_scale))
     return frame.finish(made), None if made_lse is None else frame.finish(made_lse)
 
 

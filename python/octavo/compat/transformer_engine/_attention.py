@@ -7,7 +7,7 @@ import numpy as np
 
 import octavo
 
-from .._arrays import checked_scale, floats, ints, not_covered
+from .._arrays import checked_scale, floats, ints, join_heads, not_covered
 from . import _backend, _plain
 from ._torch import Module, torch
 
@@ -80,6 +80,7 @@ class DotProductAttention(Module):
             tp_group=tp_group,
             cp_group=cp_group,
             cp_global_ranks=cp_global_ranks,
+            cp_stream=cp_stream,
             return_max_logit=return_max_logit,
         )
         groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
@@ -235,7 +236,7 @@ class DotProductAttention(Module):
             sinks=self._sinks(),
             alibi_slopes=slopes,
         )
-        return out.reshape((*out.shape[:-2], self.num_heads * self.head_dim_v))
+        return join_heads(out)
 
     def _choose(self, group, config, flags):
         scale, mask, window = config

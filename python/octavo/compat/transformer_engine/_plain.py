@@ -7,7 +7,7 @@ import numpy as np
 
 import octavo
 
-from .._arrays import framework, ints, native, not_covered, sliding_rows
+from .._arrays import framework, ints, join_heads, native, not_covered, sliding_rows
 from . import _backend
 
 _BATCH_AXIS = {"bshd": 0, "sbhd": 1}
@@ -116,8 +116,7 @@ def _call(
         )
 
     _backend.choose(run, _backend.flags(), False)
-    made = frame.finish(made)
-    return made.reshape((*made.shape[:-2], module.num_heads * module.head_dim_v))
+    return join_heads(frame.finish(made))
 
 
 def over_custom_cache(module, step, params, config, slopes, sinks):
@@ -186,4 +185,4 @@ def _on_gpu(module, qkv, qkv_format, cu_seqlens, padding, causal, window, slopes
     out = attention.forward(
         group.plan, group.cache, layer, q, k, v, format=qkv_format, sinks=sinks, alibi_slopes=slopes
     )
-    return out.reshape((*out.shape[:-2], module.num_heads * module.head_dim_v))
+    return join_heads(out)
