@@ -238,6 +238,14 @@ def ints(x, name, length=None):
     return np.ascontiguousarray(x)
 
 
+def int_table(x, name):
+    """A dense int32 array [rows, entries] on the host."""
+    table = ints(x, name)
+    if table.ndim != 2:
+        raise ValueError(f"{name}: wanted two axes, got {list(table.shape)}")
+    return table
+
+
 def floats(x, name, shape=None):
     """A dense float32 array on the host."""
     if not isinstance(x, np.ndarray):

@@ -371,6 +371,15 @@ def test_what_is_not_covered_is_named(frame, option):
         ({"cache_leftpad": [-1]}, "cache_leftpad"),
         ({"cache_batch_idx": [1]}, "row"),
         ({"block_table": np.array([[1]])}, "page_table"),
+        ({"block_table": np.array([0])}, "page_table: wanted two axes"),
+        (
+            {
+                "block_table": np.array([[0]]),
+                "cache_leftpad": np.array([1]),
+                "cache_batch_idx": np.array([-1]),
+            },
+            "cache_batch_idx",
+        ),
         ({"softcap": -1.0}, "softcap"),
         ({"softmax_scale": float("nan")}, "softmax_scale"),
     ],

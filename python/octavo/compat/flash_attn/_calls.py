@@ -7,7 +7,7 @@ import numpy as np
 
 import octavo
 
-from .._arrays import framework, ints, native, not_covered, sliding_rows
+from .._arrays import framework, int_table, ints, native, not_covered, sliding_rows
 from . import _core as core
 
 
@@ -46,7 +46,7 @@ def with_kvcache(
     )
     b = queries.num_seqs
     kc, vc = frame.host(k_cache, "k_cache"), frame.host(v_cache, "v_cache")
-    table = None if page_table is None else ints(page_table, "page_table")
+    table = None if page_table is None else int_table(page_table, "page_table")
     rows = None if cache_batch_idx is None else ints(cache_batch_idx, "cache_batch_idx", b)
     if cache_seqlens is None:
         if k is not None:
@@ -176,7 +176,7 @@ def varlen(
         raise ValueError("cu_seqlens_k: wanted it or seqused_k, got neither")
     lens = used if used is not None else core.lengths(ends)
     if page_table is not None:
-        keys = core.Keys(hk, hv, lens, ints(page_table, "block_table"), None)
+        keys = core.Keys(hk, hv, lens, int_table(page_table, "block_table"), None)
     else:
         if ends is None:
             raise ValueError("cu_seqlens_k: wanted where each sequence starts, got None")

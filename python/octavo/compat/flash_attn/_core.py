@@ -340,6 +340,11 @@ def skip_left(keys: Keys, leftpad, num_seqs) -> Keys:
             None,
             starts,
         )
+    if num_seqs and not 0 <= rows.min() <= rows.max() < keys.page_table.shape[0]:
+        raise ValueError(
+            f"cache_batch_idx: wanted rows of the page table, 0 … {keys.page_table.shape[0] - 1}, "
+            f"got {rows.tolist()}"
+        )
     page_size = keys.k.shape[1]
     slots = pad[:, None] + _arange(int(lens.max()) if num_seqs else 0)
     pages = np.take_along_axis(

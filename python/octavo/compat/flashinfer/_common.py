@@ -15,6 +15,7 @@ from .._arrays import (
     checked_softcap,
     dtype_name,
     floats,
+    int_table,
     ints,
     native,
     not_covered,
@@ -158,7 +159,7 @@ def paged_keys(indptr, indices, last_page_len, page_size, seq_lens=None, block_t
     if page_size < 1:
         raise ValueError(f"page_size: wanted at least 1, got {page_size}")
     if block_tables is not None:
-        table = ints(block_tables, "block_tables")
+        table = int_table(block_tables, "block_tables")
         capacity = np.full(b, table.shape[1] * page_size)
     else:
         longest = int(counts.max()) if b else 0
