@@ -124,6 +124,7 @@ def test_deprecated_names_give_the_same(frame):
     case.q_lens, case.causal = np.ones(case.batch, int), False
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(frame), case.layout)
     arrays = case.make_pages()
+    assert wrapper.workspace_size(*arrays, case.hq, case.hk, case.dim, case.page_size) == (0, 0)
     wrapper.begin_forward(*arrays, case.hq, case.hk, case.dim, case.page_size, **case.types())
     q = case.make_queries()
     case.check(wrapper.forward(q, case.cache, window_left=case.window, sm_scale=case.scale))

@@ -42,6 +42,10 @@ class Batch:
         """Keeps the new buffer; Octavo writes to neither."""
         self._float_workspace_buffer = float_workspace_buffer
 
+    def workspace_size(self, *plan_arguments, **plan_options):
+        """(0, 0): bytes of the float and the int workspace that such a plan needs of the caller."""
+        return 0, 0
+
     def end_forward(self):
         """Nothing to do."""
 
