@@ -58,6 +58,7 @@ ROOMS = [
     room("examples/generate", libraries=[*PROGRAM, "json", "cli11", "pcre2", "blas", "highway"]),
     room("examples/generate/cuda", ["examples/generate"], ["fmt", "cuda"]),
     room("examples/generate/no_cuda", ["examples/generate"]),
+    room("python", libraries=["fmt", "nanobind"]),  # the public headers, like any other user
     room("bench", [*TESTING, "src"], [*PROGRAM, "json", "highway", "benchmark"]),
     room("bench/gpu", [*TESTING, "bench"], [*PROGRAM, "cuda"]),
     room("tests/gpu", [*TESTING, "src", "tests"], [*PROGRAM, "gtest", "cuda"]),
@@ -83,6 +84,7 @@ LIBRARIES = {
     "gtest": r"(gtest|gmock)/.*",
     "rapidcheck": r"rapidcheck(/.*|\.h)",
     "benchmark": r"benchmark/.*",
+    "nanobind": r"nanobind/.*",
     "dlpack": r"dlpack/dlpack\.h",
     "cuda": r"cuda.*\.h|cublasLt\.h|mma\.h|cooperative_groups.*",
     "cudnn": r"cudnn.*",

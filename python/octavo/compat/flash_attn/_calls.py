@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three calls behind the FlashAttention fronts: a cache, ragged keys, dense keys."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import octavo
+
+from .._arrays import framework, int_table, ints, native, not_covered, sliding_rows
+from . import _core as core
+
+
+def with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k,
+    v,
+    *,
+    rotary_cos,
+    rotary_sin,
+    rotary_interleaved,
+    rotary_seqlens,
+    cache_seqlens,
+    cache_batch_idx,
+    cache_leftpad,
+    page_table,
+    cu_seqlens_q,
+    cu_seqlens_k_new,
+    softmax_scale,
+    causal,
+    window_size,
+    softcap,
+    alibi_slopes,
+    sinks,
+    descales,
+    return_softmax_lse,
+):
+    frame = framework(q)
+    host = frame.host(q, "q")
+    queries = (
+        core.padded_queries(host)
+        if cu_seqlens_q is None
+        else core.ragged_queries(host, cu_seqlens_q)
+    )
+    b = queries.num_seqs
+    kc, vc = frame.host(k_cache, "k_cache"), frame.host(v_cache, "v_cache")
+    table = None if page_table is None else int_table(page_table, "page_table")
+    rows = None if cache_batch_idx is None else ints(cache_batch_idx, "cache_batch_idx", b)
+    if cache_seqlens is None:
+        if k is not None:
+            raise ValueError("cache_seqlens: wanted the lengths before the new k and v, got None")
+        past = core._full(b, kc.shape[1] if table is None else table.shape[1] * kc.shape[1])
+    elif isinstance(cache_seqlens, (int, np.integer)):
+        past = core._full(b, int(cache_seqlens))
+    else:
+        past = ints(cache_seqlens, "cache_seqlens", b)
+    keys = core.Keys(kc, vc, past, table, rows)
+    rotary = _rotary(frame, rotary_cos, rotary_sin, rotary_interleaved, k)
+    starts = past if rotary_seqlens is None else ints(rotary_seqlens, "rotary_seqlens", b)
+    if (k is None) != (v is None):
+        raise ValueError(f"k and v: wanted both or neither, got {'v' if k is None else 'k'} alone")
+    write = None
+    if k is not None:
+        keys, write = _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts)
+    elif cu_seqlens_k_new is not None:
+        raise ValueError("cu_seqlens_k_new: wanted k and v with it, got None")
+    _check_heads(host, kc)
+    opts = core.options(softmax_scale, causal, window_size, softcap, sinks, host.shape[-2])
+    if rotary is not None:
+        # As in FlashAttention: without causal mask and window all queries stand at the first place.
+        local = causal or opts.window != (-1, -1)
+        counts = (
+            core.lengths(queries.offsets)
+            if queries.offsets is not None
+            else core._full(b, queries.q_len)
+        )
+        places = core.positions_from(starts, counts) if local else np.repeat(starts, counts)
+        rope, places = rotary.at(places)
+        queries = queries._replace(rope=rope, positions=places)
+    if cache_leftpad is not None:
+        keys = core.skip_left(keys, cache_leftpad, b)
+    if kc.shape[0] == 0 or kc.shape[1] == 0:
+        keys = keys._replace(**dict(zip("kv", core.some_slots(kc, vc), strict=True)))
+    queries, v_descale = core.descaled(queries, descales, kc.shape[-2])
+    slopes = core.slopes_of(alibi_slopes, b, host.shape[-2])
+    if write is not None:  # last, when nothing that was asked for is wrong
+        write()
+    out, lse = core.attend(frame, q, queries, keys, opts, slopes, return_softmax_lse, v_descale)
+    return (out, lse) if return_softmax_lse else out
+
+
+def _check_heads(q, k_cache):
+    heads, dim = k_cache.shape[-2:]
+    if q.shape[-1] != dim or heads < 1 or q.shape[-2] % heads:
+        raise ValueError(
+            f"q: wanted a multiple of {heads} heads of {dim} (k_cache's), got {list(q.shape[-2:])}"
+        )
+
+
+def _rotary(frame, cos, sin, interleaved, k):
+    if cos is None and sin is None:
+        return None
+    if cos is None or sin is None:
+        raise ValueError("rotary_cos and rotary_sin: wanted both or neither, got one")
+    if k is None:
+        raise ValueError("rotary_cos: wanted new k and v with it, got None")
+    return core.Rotary(frame, cos, sin, "interleaved" if interleaved else "half")
+
+
+def _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts):
+    """(the keys with their new lengths, what writes the new ones into the caller's cache)."""
+    if not frame.writable:
+        raise not_covered("k and v to append to a JAX array", "JAX arrays can't be written")
+    hk, hv = frame.host(k, "k"), frame.host(v, "v")
+    b = keys.kv_lens.shape[0]
+    if cu_seqlens_k_new is None:
+        offsets = None
+        counts = core._full(b, hk.shape[1])
+    else:
+        offsets = ints(cu_seqlens_k_new, "cu_seqlens_k_new", b + 1)
+        counts = core.lengths(offsets)
+    lens = keys.kv_lens + counts
+    if not hk.size:
+        return keys._replace(kv_lens=lens), None
+    rope, places = None, None
+    if rotary is not None:
+        rope, places = rotary.at(core.positions_from(starts, counts))
+
+    def write():
+        octavo.append_tokens(
+            native(hk),
+            native(hv),
+            native(keys.k),
+            native(keys.v),
+            lens,
+            token_offsets=offsets,
+            page_table=keys.page_table,
+            row_indices=keys.rows,
+            format="bshd" if offsets is None else "thd",
+            rope=rope,
+            positions=places,
+        )
+
+    return keys._replace(kv_lens=lens), write
+
+
+def varlen(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    *,
+    seqused_q,
+    seqused_k,
+    page_table,
+    softmax_scale,
+    causal,
+    window_size,
+    softcap,
+    alibi_slopes,
+    sinks,
+    descales,
+    want_lse,
+):
+    frame = framework(q)
+    core.check_forward_only(frame, q, k, v)
+    queries = core.ragged_queries(frame.host(q, "q"), cu_seqlens_q)
+    b = queries.num_seqs
+    hk, hv = frame.host(k, "k"), frame.host(v, "v")
+    used = None if seqused_k is None else ints(seqused_k, "seqused_k", b)
+    ends = None if cu_seqlens_k is None else ints(cu_seqlens_k, "cu_seqlens_k", b + 1)
+    if used is None and ends is None:
+        raise ValueError("cu_seqlens_k: wanted it or seqused_k, got neither")
+    lens = used if used is not None else core.lengths(ends)
+    if page_table is not None:
+        keys = core.Keys(hk, hv, lens, int_table(page_table, "block_table"), None)
+    else:
+        if ends is None:
+            raise ValueError("cu_seqlens_k: wanted where each sequence starts, got None")
+        if b and ends[-1] > hk.shape[0]:
+            raise ValueError(
+                f"cu_seqlens_k: wanted within k's {hk.shape[0]} rows, got {ends.tolist()}"
+            )
+        if used is not None and (used > core.lengths(ends)).any():
+            raise ValueError(f"seqused_k: wanted within cu_seqlens_k, got {used.tolist()}")
+        longest = max(int(lens.max()) if b else 0, 1)
+        rows = [sliding_rows(x, x.shape[0], longest) for x in (hk, hv)]
+        keys = core.Keys(*core.some_slots(*rows), lens, None, ends[:-1])
+    opts = core.options(softmax_scale, causal, window_size, softcap, sinks, queries.host.shape[-2])
+    queries, v_descale = core.descaled(queries, descales, hk.shape[-2])
+    slopes = core.slopes_of(alibi_slopes, b, queries.host.shape[-2])
+    if seqused_q is not None:
+        return _partly_used(frame, q, queries, keys, opts, slopes, want_lse, v_descale, seqused_q)
+    return core.attend(frame, q, queries, keys, opts, slopes, want_lse, v_descale)
+
+
+def _partly_used(frame, q, queries, keys, opts, slopes, want_lse, v_descale, seqused_q):
+    """The first seqused_q[b] queries of each sequence; the others' rows are 0 and -inf."""
+    counts = ints(seqused_q, "seqused_q", queries.num_seqs)
+    if (counts < 0).any() or (counts > core.lengths(queries.offsets)).any():
+        raise ValueError(f"seqused_q: wanted within cu_seqlens_q, got {counts.tolist()}")
+    index = core.positions_from(queries.offsets[:-1], counts)
+    offsets = np.zeros(queries.num_seqs + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    made, host = frame.empty(q, (*queries.host.shape[:-1], keys.v.shape[-1]))
+    host[...] = 0
+    packed = queries._replace(host=queries.host[index], offsets=offsets)
+    numpy = framework(packed.host)
+    out, lse = core.attend(numpy, packed.host, packed, keys, opts, slopes, want_lse, v_descale)
+    host[index] = out
+    if not want_lse:
+        return frame.finish(made), None
+    made_lse, host_lse = frame.empty(q, (host.shape[1], host.shape[0]), frame.float32)
+    host_lse[...] = -np.inf
+    host_lse[:, index] = lse
+    return frame.finish(made), frame.finish(made_lse)
+
+
+def dense(
+    q, k, v, *, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, descales, want_lse
+):
+    frame = framework(q)
+    core.check_forward_only(frame, q, k, v)
+    queries = core.padded_queries(frame.host(q, "q"))
+    hk, hv = frame.host(k, "k"), frame.host(v, "v")
+    if hk.shape[0] != queries.num_seqs:
+        raise ValueError(f"k: wanted a batch of {queries.num_seqs}, as q, got {hk.shape[0]}")
+    lens = core._full(queries.num_seqs, hk.shape[1])
+    keys = core.Keys(*core.some_slots(hk, hv), lens, None, None)
+    opts = core.options(softmax_scale, causal, window_size, softcap, sinks, queries.host.shape[-2])
+    queries, v_descale = core.descaled(queries, descales, hk.shape[-2])
+    slopes = core.slopes_of(alibi_slopes, queries.num_seqs, queries.host.shape[-2])
+    return core.attend(frame, q, queries, keys, opts, slopes, want_lse, v_descale)
+
+
+def no_probs(q):
+    """What FlashAttention gives for probabilities that it did not keep."""
+    frame = framework(q)
+    return frame.finish(frame.empty(q, (0,))[0])
+
+
+def combine(out_partial, lse_partial, out, out_dtype):
+    frame = framework(out_partial, "out_partial")
+    parts, lses = frame.host(out_partial, "out_partial"), frame.host(lse_partial, "lse_partial")
+    if parts.ndim < 3 or lses.shape != parts.shape[:-1]:
+        raise ValueError(f"lse_partial: wanted {list(parts.shape[:-1])}, got {list(lses.shape)}")
+    if out is None:
+        made, host = frame.empty(out_partial, parts.shape[1:], out_dtype)
+    elif not frame.writable:
+        raise not_covered("out of JAX", "JAX arrays can't be written")
+    else:
+        made, host = out, frame.host(out, "out")
+    heads, dim = parts.shape[-2:]
+    made_lse, host_lse = frame.empty(out_partial, lses.shape[1:], frame.float32)
+    flat = [
+        (native(p.reshape(-1, heads, dim)), s.reshape(-1, heads))
+        for p, s in zip(parts, lses, strict=True)
+    ]
+    dense = host if host.flags.c_contiguous else np.empty(host.shape, host.dtype)
+    octavo.merge(flat, out=native(dense.reshape(-1, heads, dim)), lse=host_lse.reshape(-1, heads))
+    if dense is not host:
+        host[...] = dense
+    return frame.finish(made), frame.finish(made_lse)

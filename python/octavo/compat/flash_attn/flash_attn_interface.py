@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashAttention 2's functions, forward only; FlashAttention 3's options follow by keyword."""
+
+from __future__ import annotations
+
+from . import _calls
+from ._core import check_tuning, one_of, refuse
+
+_NO_WINDOW = (-1, -1)
+
+
+def _given(*descales):
+    return None if all(d is None for d in descales) else descales
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    block_table=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=_NO_WINDOW,
+    softcap=0.0,
+    rotary_interleaved=True,
+    alibi_slopes=None,
+    num_splits=0,
+    return_softmax_lse=False,
+    *,
+    page_table=None,
+    qv=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    max_seqlen_q=None,
+    rotary_seqlens=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    attention_chunk=0,
+    scheduler_metadata=None,
+    pack_gqa=None,
+    sm_margin=0,
+    sinks=None,
+    learnable_sink=None,
+):
+    """Attention of new queries over a cache, after writing new keys and values into it in place.
+
+    q [B, Lq, Hq, D], or [T, Hq, D] with cu_seqlens_q [B + 1]. k_cache [B_cache, S, Hk, D] and
+    v_cache [.., Dv], or, with block_table (also called page_table) [B, M], [N, P, Hk, D]: any P
+    from 1. k, v [B, L_new, Hk, ..] ([T_new, ..] with cu_seqlens_k_new) go to positions
+    cache_seqlens ...; with rotary_cos and rotary_sin [positions, rotary_dim / 2] they and q are
+    rotated first. causal and window_size are aligned to the bottom right. sinks (learnable_sink)
+    [Hq] join the denominator.
+
+    Returns out [B, Lq, Hq, Dv] ([T, Hq, Dv]), and with return_softmax_lse also the float32 LSE
+    [B, Hq, Lq] ([Hq, T]), natural log, sinks left out; -inf where a query sees no key.
+
+    num_splits, pack_gqa and max_seqlen_q are hints; here speed follows from the lengths themselves.
+    """
+    refuse(
+        qv=qv,
+        attention_chunk=attention_chunk,
+        scheduler_metadata=scheduler_metadata,
+        sm_margin=sm_margin,
+    )
+    if num_splits or pack_gqa is not None:
+        check_tuning(num_splits, pack_gqa)
+    return _calls.with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        rotary_interleaved=rotary_interleaved,
+        rotary_seqlens=rotary_seqlens,
+        cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+        page_table=block_table
+        if page_table is None
+        else one_of(block_table=block_table, page_table=page_table),
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k_new=cu_seqlens_k_new,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks
+        if learnable_sink is None
+        else one_of(sinks=sinks, learnable_sink=learnable_sink),
+        descales=_given(q_descale, k_descale, v_descale),
+        return_softmax_lse=return_softmax_lse,
+    )
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=_NO_WINDOW,
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+    *,
+    page_table=None,
+    seqused_q=None,
+    seqused_k=None,
+    qv=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    attention_chunk=0,
+    num_splits=1,
+    pack_gqa=None,
+    sm_margin=0,
+    sinks=None,
+    learnable_sink=None,
+):
+    """Attention over ragged sequences: q [T, Hq, D], k [Tk, Hk, D], v [Tk, Hk, Dv] packed end to
+    end.
+
+    With block_table [B, M], k and v are pages [N, P, Hk, ..]. seqused_q and seqused_k [B] say how
+    many of each sequence's tokens count. Returns out [T, Hq, Dv], or with return_attn_probs (out,
+    LSE float32 [Hq, T], an empty array: without dropout FlashAttention keeps no probabilities
+    either).
+    """
+    refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
+    check_tuning(num_splits, pack_gqa)
+    out, lse = _calls.varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        page_table=one_of(block_table=block_table, page_table=page_table),
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=one_of(sinks=sinks, learnable_sink=learnable_sink),
+        descales=_given(q_descale, k_descale, v_descale),
+        want_lse=return_attn_probs,
+    )
+    return (out, lse, _calls.no_probs(q)) if return_attn_probs else out
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=_NO_WINDOW,
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    *,
+    qv=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    attention_chunk=0,
+    num_splits=1,
+    pack_gqa=None,
+    sm_margin=0,
+    sinks=None,
+    learnable_sink=None,
+):
+    """Attention of q [B, Lq, Hq, D] over k [B, Lk, Hk, D] and v [B, Lk, Hk, Dv].
+
+    Returns out [B, Lq, Hq, Dv], or with return_attn_probs (out, LSE float32 [B, Hq, Lq], an empty
+    array).
+    """
+    refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
+    check_tuning(num_splits, pack_gqa)
+    out, lse = _calls.dense(
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=one_of(sinks=sinks, learnable_sink=learnable_sink),
+        descales=_given(q_descale, k_descale, v_descale),
+        want_lse=return_attn_probs,
+    )
+    return (out, lse, _calls.no_probs(q)) if return_attn_probs else out
+
+
+def flash_attn_qkvpacked_func(qkv, *args, **kwargs):
+    """flash_attn_func for qkv [B, L, 3, H, D]; the further arguments are the same."""
+    return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *args, **kwargs)
+
+
+def flash_attn_kvpacked_func(q, kv, *args, **kwargs):
+    """flash_attn_func for kv [B, Lk, 2, Hk, D]; the further arguments are the same."""
+    return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *args, **kwargs)
+
+
+def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *args, **kwargs):
+    """flash_attn_varlen_func for qkv [T, 3, H, D]; the further arguments are the same."""
+    q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs
+    )
+
+
+def flash_attn_varlen_kvpacked_func(q, kv, *args, **kwargs):
+    """flash_attn_varlen_func for kv [Tk, 2, Hk, D]; the further arguments are the same."""
+    return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *args, **kwargs)

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill of a batch over keys that lie packed end to end."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from .._arrays import framework, ints, sliding_rows
+from ._batch import Batch
+from ._common import Keys, check_backend, check_layout, refuse
+from ._prefill_checks import Prefill, query_ends
+
+
+class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
+    """plan() once for a batch, run() for each layer: q, k and v packed by their indptr."""
+
+    def __init__(
+        self,
+        float_workspace_buffer,
+        kv_layout="NHD",
+        use_cuda_graph=False,
+        qo_indptr_buf=None,
+        kv_indptr_buf=None,
+        custom_mask_buf=None,
+        mask_indptr_buf=None,
+        backend="auto",
+        jit_args=None,
+        jit_kwargs=None,
+    ):
+        check_layout(kv_layout)
+        check_backend(backend, jit_args)
+        refuse(
+            custom_mask_buf=custom_mask_buf, mask_indptr_buf=mask_indptr_buf, jit_kwargs=jit_kwargs
+        )
+        self._set_up(
+            float_workspace_buffer,
+            kv_layout,
+            use_cuda_graph,
+            {"qo_indptr_buf": qo_indptr_buf, "kv_indptr_buf": kv_indptr_buf},
+        )
+
+    def plan(
+        self,
+        qo_indptr,
+        kv_indptr,
+        num_qo_heads,
+        num_kv_heads,
+        head_dim_qk,
+        head_dim_vo=None,
+        custom_mask=None,
+        packed_custom_mask=None,
+        causal=False,
+        pos_encoding_mode="NONE",
+        use_fp16_qk_reduction=False,
+        window_left=-1,
+        logits_soft_cap=None,
+        sm_scale=None,
+        rope_scale=None,
+        rope_theta=None,
+        q_data_type="float16",
+        kv_data_type=None,
+        o_data_type=None,
+        non_blocking=True,
+        prefix_len_ptr=None,
+        token_pos_in_items_ptr=None,
+        token_pos_in_items_len=0,
+        max_item_len_ptr=None,
+        fixed_split_size=None,
+        disable_split_kv=False,
+        seq_lens=None,
+        seq_lens_q=None,
+        max_token_per_sequence=None,
+        max_sequence_kv=None,
+        v_indptr=None,
+        o_indptr=None,
+    ):
+        """Checks and keeps a batch: sequence b has queries and keys from indptr[b] to indptr[b +
+        1].
+        """
+        refuse(
+            custom_mask=custom_mask,
+            packed_custom_mask=packed_custom_mask,
+            prefix_len_ptr=prefix_len_ptr,
+            token_pos_in_items_ptr=token_pos_in_items_ptr,
+            token_pos_in_items_len=token_pos_in_items_len,
+            max_item_len_ptr=max_item_len_ptr,
+            v_indptr=v_indptr,
+            o_indptr=o_indptr,
+        )
+        kv_ends = ints(kv_indptr, "kv_indptr")
+        lens = np.diff(kv_ends)
+        if kv_ends.shape[0] < 1 or kv_ends[0] < 0 or (lens < 0).any():
+            raise ValueError(f"kv_indptr: wanted rising from 0, got {kv_ends.tolist()}")
+        ends = query_ends(qo_indptr, lens.shape[0])
+        self._check_rows(ends)
+        self._keep_buffers(lens.shape[0], {"qo_indptr_buf": qo_indptr, "kv_indptr_buf": kv_indptr})
+        self._kv_end = int(kv_ends[-1])
+        keys = Keys(lens, rows=kv_ends[:-1])
+        self._keep_plan(
+            keys,
+            ends,
+            None,
+            (
+                num_qo_heads,
+                num_kv_heads,
+                head_dim_qk,
+                head_dim_qk if head_dim_vo is None else head_dim_vo,
+            ),
+            (q_data_type, kv_data_type, o_data_type),
+            {
+                "causal": causal,
+                "q_lens": int(np.diff(ends).max()) if len(ends) > 1 else 0,
+                "pos_encoding_mode": pos_encoding_mode,
+                "window_left": window_left,
+                "logits_soft_cap": logits_soft_cap,
+                "sm_scale": sm_scale,
+                "rope_scale": rope_scale,
+                "rope_theta": rope_theta,
+                "batch_invariant": disable_split_kv or fixed_split_size is not None,
+            },
+        )
+
+    begin_forward = plan
+
+    def run(
+        self,
+        q,
+        k,
+        v,
+        *args,
+        q_scale=None,
+        k_scale=None,
+        v_scale=None,
+        o_scale=None,
+        out=None,
+        lse=None,
+        return_lse=False,
+        enable_pdl=None,
+        kv_cache_sf=None,
+    ):
+        """out [T, Hq, Dv], or (out, LSE float32 [T, Hq], base 2), of k [Tk, Hk, D] and v [Tk, Hk,
+        Dv].
+        """
+        refuse(args=args, kv_cache_sf=kv_cache_sf, o_scale=None if o_scale == 1.0 else o_scale)
+        self._check_q(q)
+        frame = framework(q)
+        host = frame.host(q, "q")
+        hk, hv = frame.host(k, "k"), frame.host(v, "v")
+        if self._kv_layout == "HND":
+            hk, hv = hk.swapaxes(0, 1), hv.swapaxes(0, 1)
+        if hk.shape[0] < self._kv_end or hv.shape[0] != hk.shape[0]:
+            raise ValueError(
+                f"k and v: wanted at least {self._kv_end} rows (kv_indptr's end), "
+                f"got {hk.shape[0]} and {hv.shape[0]}"
+            )
+        self._check_arrays(q, k, host, hk, hv)
+        longest = max(self._keys.longest, 1)
+        rows = [sliding_rows(x, x.shape[0], longest) for x in (hk, hv)]
+        scales = (q_scale, k_scale, v_scale)
+        return self._attend_keys(
+            frame, q, host, *rows, self._keys, out, lse, return_lse, scales, sinks=None
+        )
+
+    run_return_lse = functools.partialmethod(run, return_lse=True)
+
+    def forward(
+        self,
+        q,
+        k,
+        v,
+        causal=False,
+        pos_encoding_mode="NONE",
+        use_fp16_qk_reduction=False,
+        window_left=-1,
+        logits_soft_cap=None,
+        sm_scale=None,
+        rope_scale=None,
+        rope_theta=None,
+        *,
+        return_lse=False,
+    ):
+        """run() with the arithmetic given here instead of in plan()."""
+        return self._forward(
+            (q, k, v),
+            causal,
+            pos_encoding_mode,
+            window_left,
+            logits_soft_cap,
+            sm_scale,
+            rope_scale,
+            rope_theta,
+            return_lse=return_lse,
+        )
+
+    forward_return_lse = functools.partialmethod(forward, return_lse=True)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention without Octavo's own cache: over a call's keys or a custom manager's cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import octavo
+
+from .._arrays import framework, ints, join_heads, native, not_covered, sliding_rows
+from . import _backend
+
+_BATCH_AXIS = {"bshd": 0, "sbhd": 1}
+
+
+def default_slopes(num_heads):
+    """ALiBi's slopes: powers of 2^(-8/n), n the power of two below, then those between."""
+    n = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 / n * (i + 1)) for i in range(n)]
+    slopes += [2.0 ** (-4.0 / n * (2 * i + 1)) for i in range(num_heads - n)]
+    return np.array(slopes, np.float32)
+
+
+def _lengths(shape, qkv_format, cu_seqlens, padding, name):
+    """Lengths [b] of the sequences of q or of k and v."""
+    if qkv_format == "thd" or (padding and cu_seqlens is not None):
+        if cu_seqlens is None:
+            raise ValueError(f"{name}: wanted prefix sums with qkv_format thd, got None")
+        ends = ints(cu_seqlens, name)
+        return ends[1:] - ends[:-1]
+    if padding:
+        raise ValueError(f"{name}: wanted prefix sums with a padding mask, got None")
+    batch = _BATCH_AXIS[qkv_format]
+    return np.full(shape[batch], shape[1 - batch], np.int32)
+
+
+def _aligned(q_lens, kv_lens, alignment, causal, window):
+    """Lengths of the keys that a mask aligned to the top left leaves, for Octavo's bottom right."""
+    if alignment == "bottom_right" or (q_lens == kv_lens).all():
+        return kv_lens
+    if not causal and window == (-1, -1):
+        return kv_lens
+    if not causal or (q_lens > kv_lens).any():
+        raise not_covered(
+            "a mask aligned to the top left of more queries than keys", "use a bottom_right mask"
+        )
+    return np.minimum(q_lens, kv_lens)
+
+
+def attend(module, qkv, qkv_format, cu_seqlens, padding, alignment, causal, window, slopes, sinks):
+    """Without a cache: every key of the call counts."""
+    q, k, v = qkv
+    if qkv_format not in ("bshd", "sbhd", "thd"):
+        raise ValueError(f"qkv_format: wanted bshd, sbhd or thd, got {qkv_format!r}")
+    if not getattr(q, "is_cpu", True):
+        return _on_gpu(module, qkv, qkv_format, cu_seqlens, padding, causal, window, slopes, sinks)
+    frame = framework(q)
+    hosts = [
+        frame.host(x, n)
+        for x, n in zip(qkv, ("query_layer", "key_layer", "value_layer"), strict=True)
+    ]
+    q_lens = _lengths(hosts[0].shape, qkv_format, cu_seqlens[0], padding, "cu_seqlens_q")
+    kv_lens = _lengths(hosts[1].shape, qkv_format, cu_seqlens[1], padding, "cu_seqlens_kv")
+    visible = _aligned(q_lens, kv_lens, alignment, causal, window)
+    rows = None
+    if qkv_format == "thd":
+        longest = max(int(kv_lens.max()) if len(kv_lens) else 0, 1)
+        rows = (np.cumsum(kv_lens) - kv_lens).astype(np.int32)
+        keys = [sliding_rows(x, x.shape[0], longest) for x in hosts[1:]]
+    else:
+        keys = hosts[1:] if qkv_format == "bshd" else [x.swapaxes(0, 1) for x in hosts[1:]]
+    return _call(
+        module,
+        frame,
+        q,
+        hosts[0],
+        keys,
+        visible,
+        _prefix_sums(q_lens),
+        qkv_format,
+        (module.softmax_scale, "causal" if causal else "full", window),
+        slopes,
+        sinks,
+        row_indices=rows,
+    )
+
+
+def _prefix_sums(lens):
+    ends = np.zeros(len(lens) + 1, np.int32)
+    np.cumsum(lens, out=ends[1:])
+    return ends
+
+
+def _call(
+    module, frame, like, q, keys, kv_lens, offsets, qkv_format, config, slopes, sinks, **where
+):
+    shape = (*q.shape[:-2], module.num_heads, module.head_dim_v)
+    made, out = frame.empty(like, shape)
+    scale, mask, window = config
+
+    def run(backend):
+        octavo.attend(
+            native(q),
+            *(native(x) for x in keys),
+            kv_lens,
+            token_offsets=offsets,
+            format=qkv_format,
+            out=native(out),
+            softmax_scale=scale,
+            mask=mask,
+            window=window,
+            sinks=sinks,
+            alibi_slopes=slopes,
+            backend=backend,
+            **where,
+        )
+
+    _backend.choose(run, _backend.flags(), False)
+    return join_heads(frame.finish(made))
+
+
+def over_custom_cache(module, step, params, config, slopes, sinks):
+    """Over the cache of a manager of the caller's, by its page_table or batch_indices_post_step."""
+    q, k, v, qkv_format = step
+    k_cache, v_cache, cu_q, cu_kv, _, _ = params.step(module.layer_number, k, v, qkv_format)
+    frame = framework(q)
+    b = params.batch_size
+    where = {}
+    if params.is_paged:
+        where["page_table"] = ints(params.cache_manager.page_table, "page_table")
+    elif getattr(params.cache_manager, "batch_indices_post_step", None) is not None:
+        where["row_indices"] = ints(
+            params.cache_manager.batch_indices_post_step, "batch_indices_post_step"
+        )[:b]
+    ends = ints(cu_kv, "cu_seqlens_kv")[: b + 1]
+    return _call(
+        module,
+        frame,
+        q,
+        frame.host(q, "query_layer"),
+        [frame.host(x, "cache") for x in (k_cache, v_cache)],
+        ends[1:] - ends[:-1],
+        ints(cu_q, "cu_seqlens_q")[: b + 1],
+        qkv_format,
+        config,
+        slopes,
+        sinks,
+        **where,
+    )
+
+
+def _on_gpu(module, qkv, qkv_format, cu_seqlens, padding, causal, window, slopes, sinks):
+    """By a cache for the one call, since a GPU's keys are read from caches only. Self-attention
+    alone.
+    """
+    from ._managers import NonPagedKVCacheManager
+
+    q, k, v = qkv
+    if qkv_format == "thd" or padding:
+        raise not_covered("ragged sequences on a GPU without inference_params")
+    batch = _BATCH_AXIS[qkv_format]
+    b, s = q.shape[batch], q.shape[1 - batch]
+    if tuple(k.shape[:2]) != tuple(q.shape[:2]):
+        raise not_covered("cross-attention on a GPU without inference_params")
+    key = (b, s, k.dtype, str(q.device))
+    if getattr(module, "_one_call", (None, None))[0] != key:
+        manager = NonPagedKVCacheManager(
+            b,
+            s,
+            module.num_kv_heads,
+            module.head_dim,
+            k.dtype,
+            module.head_dim_v,
+            device=str(q.device),
+        )
+        manager.allocate_memory(1)
+        object.__setattr__(module, "_one_call", (key, manager))
+    manager = module._one_call[1]
+    manager.reset()
+    manager.pre_step(dict.fromkeys(range(b), s))
+    group, layer = manager.group_of(1)
+    attention = module._choose(
+        group, (module.softmax_scale, "causal" if causal else "full", window), _backend.flags()
+    )
+    out = attention.forward(
+        group.plan, group.cache, layer, q, k, v, format=qkv_format, sinks=sinks, alibi_slopes=slopes
+    )
+    return join_heads(out)

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""As transformer_engine.pytorch: see octavo.compat.transformer_engine."""
+
+from .. import (
+    DotProductAttention,
+    InferenceParams,
+    KVCacheManager,
+    NonPagedKVCacheManager,
+    PagedKVCacheManager,
+    make_graphed_callables,
+)
+
+__all__ = [
+    "DotProductAttention",
+    "InferenceParams",
+    "KVCacheManager",
+    "NonPagedKVCacheManager",
+    "PagedKVCacheManager",
+    "make_graphed_callables",
+]

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""As transformer_engine.pytorch.attention: see octavo.compat.transformer_engine."""
+
+from .. import (
+    DotProductAttention,
+    InferenceParams,
+    KVCacheManager,
+    NonPagedKVCacheManager,
+    PagedKVCacheManager,
+)
+
+__all__ = [
+    "DotProductAttention",
+    "InferenceParams",
+    "KVCacheManager",
+    "NonPagedKVCacheManager",
+    "PagedKVCacheManager",
+]

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// Functions over a cache of the caller's own: attend, append_tokens, explain, gather_cache.
+#include <fmt/format.h>
+#include <octavo/attention.h>
+#include <octavo/convert.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "array.h"
+#include "callers_step.h"
+#include "errors.h"
+#include "layer.h"
+#include "names.h"
+
+namespace octavo::python {
+namespace {
+
+/// The library speaks of its structs; here every field is an argument of its own.
+template <typename CallT>
+void with_our_names(const CallT& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    std::string_view text = error.what();
+    constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+        {"cache.k", "k_cache"}, {"cache.v", "v_cache"}, {"cache.", ""}, {"step.", ""}};
+    for (const auto& [theirs, ours] : kNames) {
+      if (!text.starts_with(theirs)) continue;
+      throw Error(error.code(), std::string(ours) + std::string(text.substr(theirs.size())));
+    }
+    throw;
+  }
+}
+
+/// The configuration as far as the tensors tell it.
+void set_sizes(const Array& q, const KvView& cache, AttentionConfig& config) {
+  const auto extent = [](const TensorView& view, std::int32_t axis) {
+    return static_cast<std::int32_t>(
+        std::clamp<std::int64_t>(view.shape[static_cast<std::size_t>(axis)], 0, 0x7FFFFFFF));
+  };
+  config.num_q_heads = extent(q.view(), q.view().rank - 2);
+  config.head_dim = extent(q.view(), q.view().rank - 1);
+  config.num_kv_heads = extent(cache.k, 2);
+  config.head_dim_v = extent(cache.v, 3);
+}
+
+nb::object attend_callers(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle kv_lens,
+                          nb::handle token_offsets, nb::handle page_table, nb::handle row_indices,
+                          nb::handle format, nb::handle out, nb::handle lse,
+                          nb::handle softmax_scale, nb::handle mask,
+                          std::pair<std::int64_t, std::int64_t> window, double softcap,
+                          nb::handle sinks, nb::handle alibi_slopes, const RopeHolder* rope,
+                          nb::handle positions, nb::handle backend, nb::handle compute,
+                          bool batch_invariant, std::int32_t num_threads, nb::handle stream) {
+  AttentionConfig config = config_of(
+      {softmax_scale, mask, window, softcap, batch_invariant, backend, compute, num_threads});
+  LayerInputs inputs;
+  inputs.format = format_named("format", format);
+  const Array q_array("q", q);
+  check_token_rank("q", q_array, inputs.format);
+  const CallersCache cache(k_cache, v_cache, page_table, row_indices);
+  const CallersStep step(kv_lens, token_offsets, "q", q_array, inputs.format, cache);
+  set_sizes(q_array, cache.view(), config);
+  const Device device = q_array.device();
+  const LayerExtras extras(sinks, alibi_slopes, rope, positions, config.num_q_heads,
+                           step.arrays().num_tokens, device);
+  inputs.q = q_array.view();
+  extras.set(inputs);
+  Result out_result("out", out, q_array, OutShape(q_array, config.head_dim_v).span());
+  LseResult lse_result(lse, q_array, step.arrays().num_tokens, config.num_q_heads);
+  const Stream on = stream_of(stream, device);
+  with_our_names([&] {
+    const nb::gil_scoped_release release;
+    attend(config, cache.view(), step.arrays(), inputs, out_result.view(), lse_result.view(), on);
+  });
+  return lse_result.beside(out_result.finish());
+}
+
+void append_callers(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache,
+                    nb::handle kv_lens, nb::handle token_offsets, nb::handle page_table,
+                    nb::handle row_indices, nb::handle format, const RopeHolder* rope,
+                    nb::handle positions, std::int32_t num_threads, nb::handle stream) {
+  AttentionConfig config;
+  config.num_threads = num_threads;
+  LayerInputs inputs;
+  inputs.format = format_named("format", format);
+  const Array k_array("k", k), v_array("v", v);
+  check_token_rank("k", k_array, inputs.format);
+  const CallersCache cache(k_cache, v_cache, page_table, row_indices);
+  cache.require_writable();
+  const CallersStep step(kv_lens, token_offsets, "k", k_array, inputs.format, cache);
+  set_sizes(k_array, cache.view(), config);
+  config.num_q_heads = config.num_kv_heads;
+  const Device device = k_array.device();
+  const LayerExtras extras({}, {}, rope, positions, 0, step.arrays().num_tokens, device);
+  inputs.k = k_array.view();
+  inputs.v = v_array.view();
+  extras.set(inputs);
+  const Stream on = stream_of(stream, device);
+  with_our_names([&] {
+    const nb::gil_scoped_release release;
+    append_tokens(config, cache.view(), step.arrays(), inputs, on);
+  });
+}
+
+nb::object explain_callers(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle mask,
+                           std::pair<std::int64_t, std::int64_t> window, double softcap,
+                           nb::handle backend, nb::handle compute, bool batch_invariant) {
+  const nb::object none = nb::none();
+  AttentionConfig config =
+      config_of({none, mask, window, softcap, batch_invariant, backend, compute, 0});
+  const Array q_array("q", q);
+  if (q_array.view().rank < 3)
+    throw_mismatch("q.rank", "3 (thd) or 4 (bshd, sbhd)", fmt::to_string(q_array.view().rank));
+  const CallersCache cache(k_cache, v_cache, none, none);
+  set_sizes(q_array, cache.view(), config);
+  LayerInputs inputs;
+  inputs.q = q_array.view();
+  Explanation explanation;
+  with_our_names([&] { explanation = explain(config, cache.view(), inputs); });
+  return explanation_of(explanation);
+}
+
+nb::object gather_callers(nb::handle k_cache, nb::handle v_cache, nb::handle kv_lens,
+                          nb::handle page_table, nb::handle row_indices, std::int64_t longest,
+                          nb::handle k, nb::handle v, nb::handle stream) {
+  const CallersCache cache(k_cache, v_cache, page_table, row_indices);
+  const Device device = cache.keys().device();
+  const CallersStep step(kv_lens, cache);
+  if (longest == 0) longest = step.longest_kv_len("longest");
+  const std::int64_t num_seqs = step.arrays().num_seqs;
+  const TensorView& keys = cache.view().k;
+  const TensorView& values = cache.view().v;
+  const std::int64_t k_shape[] = {num_seqs, longest, keys.shape[2], keys.shape[3]};
+  const std::int64_t v_shape[] = {num_seqs, longest, values.shape[2], values.shape[3]};
+  Result k_result("k", k, cache.keys(), k_shape);
+  Result v_result("v", v, cache.values(), v_shape);
+  const Stream on = stream_of(stream, device);
+  with_our_names([&] {
+    const nb::gil_scoped_release release;
+    gather_cache(cache.view(), step.arrays(), k_result.view(), v_result.view(), on);
+  });
+  return nb::make_tuple(k_result.finish(), v_result.finish());
+}
+
+void bind_attend(nb::module_& module) {
+  module.def(
+      "attend", attend_callers, nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"),
+      nb::arg("kv_lens"), nb::kw_only(), nb::arg("token_offsets") = nb::none(),
+      nb::arg("page_table") = nb::none(), nb::arg("row_indices") = nb::none(),
+      nb::arg("format") = "thd", nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
+      nb::arg("softmax_scale") = nb::none(), nb::arg("mask") = "causal",
+      nb::arg("window") = std::pair<std::int64_t, std::int64_t>(-1, -1), nb::arg("softcap") = 0.0,
+      nb::arg("sinks") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
+      nb::arg("rope").none() = nb::none(), nb::arg("positions") = nb::none(),
+      nb::arg("backend") = "auto", nb::arg("compute") = "same", nb::arg("batch_invariant") = false,
+      nb::arg("num_threads") = 0, nb::arg("stream") = nb::none(),
+      "Attention over a cache of the caller's own; the new tokens are already in it "
+      "(append_tokens).\n\n"
+      "q: [T, Hq, D] ('thd'), [B, L, Hq, D] ('bshd'), [L, B, Hq, D] ('sbhd').\n"
+      "k_cache [N, P, Hk, D], v_cache [N, P, Hk, Dv]: N pages of P slots; without a page_table, N\n"
+      "rows of P slots, one for each sequence. Any strides.\n"
+      "kv_lens: [B] tokens of each sequence, the step's new ones included. Query i of n stands at\n"
+      "position kv_len - n + i.\n"
+      "token_offsets: [B + 1] prefix sums of the new tokens; None: all sequences bring equally "
+      "many\n"
+      "(L of bshd and sbhd, T / B of thd).\n"
+      "page_table: int32 [rows, M] of page ids; entries past a sequence's last page are never "
+      "read.\n"
+      "row_indices: [B], which row of the page table (or of the cache) is each sequence's; None:\n"
+      "row b.\n"
+      "positions: [T], packed in batch order, for rope alone, which here rotates q.\n"
+      "The others: see Attention and Attention.forward.\n\n"
+      "Integers for the CPU may be lists, int32 arrays (not copied) or int64 arrays (copied).\n"
+      "Returns out, or (out, lse) when lse is True or an array.");
+  module.def(
+      "append_tokens", append_callers, nb::arg("k"), nb::arg("v"), nb::arg("k_cache"),
+      nb::arg("v_cache"), nb::arg("kv_lens"), nb::kw_only(), nb::arg("token_offsets") = nb::none(),
+      nb::arg("page_table") = nb::none(), nb::arg("row_indices") = nb::none(),
+      nb::arg("format") = "thd", nb::arg("rope").none() = nb::none(),
+      nb::arg("positions") = nb::none(), nb::arg("num_threads") = 0, nb::arg("stream") = nb::none(),
+      "Writes new keys (rotated when rope is given) and values at each sequence's last "
+      "positions.\n\n"
+      "k [..., Hk, D] and v [..., Hk, Dv] by format; the rest as in attend. kv_lens count the new\n"
+      "tokens. The dtypes of k, v and the cache may differ: f32, f16, bf16. Raises "
+      "InvalidArgument\n"
+      "before anything is written.");
+}
+
+}  // namespace
+
+void bind_callers_cache(nb::module_& module) {
+  bind_attend(module);
+  module.def("explain", explain_callers, nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"),
+             nb::kw_only(), nb::arg("mask") = "causal",
+             nb::arg("window") = std::pair<std::int64_t, std::int64_t>(-1, -1),
+             nb::arg("softcap") = 0.0, nb::arg("backend") = "auto", nb::arg("compute") = "same",
+             nb::arg("batch_invariant") = false,
+             "What every backend says to attend with such arguments, and which one it would take.");
+  module.def(
+      "gather_cache", gather_callers, nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("kv_lens"),
+      nb::kw_only(), nb::arg("page_table") = nb::none(), nb::arg("row_indices") = nb::none(),
+      nb::arg("longest") = 0, nb::arg("k") = nb::none(), nb::arg("v") = nb::none(),
+      nb::arg("stream") = nb::none(),
+      "Pages to rows: position j of sequence b goes to [b, j]; rows behind a sequence's end become "
+      "0.\n\n"
+      "k_cache, v_cache, kv_lens, page_table, row_indices: as in attend. Returns (k, v): [B, L, "
+      "Hk, D]\n"
+      "and [B, L, Hk, Dv], given or new; L of new ones is `longest` (0: the longest sequence).");
+}
+
+}  // namespace octavo::python
