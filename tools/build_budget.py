@@ -98,7 +98,7 @@ def machine_factor(compiler):
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "reference.cpp"
         source.write_text(REFERENCE, encoding="utf-8")
-        command = [compiler, "-std=c++20", "-O2", "-g", "-c", str(source), "-o", "out.o"]
+        command = [compiler, "-w", "-std=c++20", "-O2", "-g", "-c", str(source), "-o", "out.o"]
         return max(1.0, measure_alone(command, scratch) / REFERENCE_SECONDS)
 
 
