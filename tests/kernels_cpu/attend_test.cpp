@@ -76,6 +76,16 @@ std::vector<Named> problems() {
     p.causal = false;
     p.window = {-1, 70};
   });
+  // Prompts whose first and last row of a query tile see nothing of the key tile between them.
+  add("window_within_a_prompt", with_dims(16, 16, 2, 2), [](Problem& p) {
+    p.window = {2, -1};
+    p.sequences = {{155, 150}, {400, 400}};
+  });
+  add("window_within_a_prompt_full", with_dims(16, 16, 4, 2), [](Problem& p) {
+    p.causal = false;
+    p.window = {1, 1};
+    p.sequences = {{300, 238}};
+  });
   add("softcap", plain, [](Problem& p) {
     p.softcap = 20.0F;
     p.magnitude = 2.0;
