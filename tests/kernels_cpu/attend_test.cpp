@@ -111,6 +111,7 @@ std::vector<Named> problems() {
   add("page1", plain, [](Problem& p) { p.page_size = 1; });
   add("page7", plain, [](Problem& p) { p.page_size = 7; });
   add("splits", plain, [](Problem& p) { p.split_tiles = 1; });
+  add("splits_wide_values", with_dims(16, 100), [](Problem& p) { p.split_tiles = 1; });
   add("splits_window", plain, [](Problem& p) {
     p.split_tiles = 1;
     p.window = {90, -1};
