@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <octavo/dlpack.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "errors.h"
@@ -63,6 +64,19 @@ void check_rank(std::string_view name, std::int64_t rank) {
                    fmt::to_string(rank));
 }
 
+/// Strides of what has no elements lead nowhere, and NumPy gives 0 for them: dense ones, which
+/// every check takes.
+void settle_strides(Memory& memory) {
+  const auto end = memory.shape.begin() + memory.rank;
+  if (std::find(memory.shape.begin(), end, 0) == end) return;
+  std::int64_t dense = 1;
+  for (std::int32_t axis = memory.rank - 1; axis >= 0; --axis) {
+    const auto i = static_cast<std::size_t>(axis);
+    memory.strides[i] = dense;
+    dense *= std::max<std::int64_t>(1, memory.shape[i]);
+  }
+}
+
 Memory numpy_memory(std::string_view name, nb::handle array) {
   // A subclass may mean more than its memory says: what a mask hides would be read all the same.
   if (Py_TYPE(array.ptr()) != runtime().ndarray && nb::hasattr(array, "mask"))
@@ -93,6 +107,7 @@ Memory numpy_memory(std::string_view name, nb::handle array) {
     }
     memory.strides[i] = memory.bytes > 0 ? stride / memory.bytes : 0;
   }
+  settle_strides(memory);
   return memory;
 }
 
@@ -214,6 +229,7 @@ void fill(std::string_view name, const dlpack::DlTensor& tensor, Memory& memory)
     memory.strides[i] = tensor.strides != nullptr ? tensor.strides[axis] : dense;
     dense *= tensor.shape[axis];
   }
+  settle_strides(memory);
 }
 
 /// The capsule of __dlpack__. Of tensors on a GPU it is asked for without a synchronisation: the

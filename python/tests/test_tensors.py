@@ -37,7 +37,6 @@ def address(array):
         np.zeros((2, 3, 4), np.float32),
         np.zeros((2, 3, 4), np.float16)[::-1, :, ::2],
         np.zeros((5, 6), np.int32).T,
-        np.zeros((3, 0, 2), np.float32),
         np.zeros((3, 4), ml_dtypes.bfloat16)[1:],
         np.zeros((3, 4), ml_dtypes.float8_e4m3fn),
     ],
@@ -57,6 +56,36 @@ def test_the_library_sees_the_arrays_own_memory(array):
     assert shape == array.shape
     assert strides == tuple(stride // array.itemsize for stride in array.strides)
     assert (device, read_only) == ("cpu", False)
+
+
+@pytest.mark.parametrize("wrap", [np.asarray, Foreign], ids=["numpy", "dlpack"])
+def test_strides_of_nothing_are_dense_whatever_numpy_says(wrap):
+    array = np.zeros((3, 0, 2), np.float32).swapaxes(0, 2)
+    _, _, shape, strides, _, _ = _native._describe(wrap(array))
+    assert (shape, strides) == ((2, 0, 3), (3, 3, 1))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "unfused"])
+def test_steps_without_a_token_run_on_every_backend(make_cache, backend):
+    cache = make_cache()
+    attention = octavo.Attention(cache, num_q_heads=4, backend=backend)
+    plan = cache.plan({1: 0})
+    cache.begin(plan)
+    heads, dim = cache.num_kv_heads, cache.head_dim
+    for format, lead in (("thd", (0,)), ("bshd", (1, 0)), ("sbhd", (0, 1))):
+        q = np.zeros((*lead, 4, dim), np.float32)
+        k = np.zeros((*lead, heads, dim), np.float32)
+        out, lse = attention.forward(plan, cache, 0, q, k, k, format=format, lse=True)
+        assert (out.shape, lse.shape) == (q.shape, (0, 4))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "unfused"])
+def test_no_sequences_need_no_rows_of_a_page_table(backend):
+    q = np.zeros((0, 4, 8), np.float32)
+    pages = np.zeros((2, 16, 2, 8), np.float32)
+    table = np.zeros((0, 3), np.int32)
+    out = octavo.attend(q, pages, pages, [], page_table=table, backend=backend)
+    assert out.shape == (0, 4, 8)
 
 
 @pytest.mark.parametrize("versioned", [True, False], ids=["dlpack 1", "dlpack 0"])

@@ -76,6 +76,16 @@ std::vector<Named> problems() {
     p.causal = false;
     p.window = {-1, 70};
   });
+  // Prompts whose first and last row of a query tile see nothing of the key tile between them.
+  add("window_within_a_prompt", with_dims(16, 16, 2, 2), [](Problem& p) {
+    p.window = {2, -1};
+    p.sequences = {{155, 150}, {400, 400}};
+  });
+  add("window_within_a_prompt_full", with_dims(16, 16, 4, 2), [](Problem& p) {
+    p.causal = false;
+    p.window = {1, 1};
+    p.sequences = {{300, 238}};
+  });
   add("softcap", plain, [](Problem& p) {
     p.softcap = 20.0F;
     p.magnitude = 2.0;
@@ -101,6 +111,7 @@ std::vector<Named> problems() {
   add("page1", plain, [](Problem& p) { p.page_size = 1; });
   add("page7", plain, [](Problem& p) { p.page_size = 7; });
   add("splits", plain, [](Problem& p) { p.split_tiles = 1; });
+  add("splits_wide_values", with_dims(16, 100), [](Problem& p) { p.split_tiles = 1; });
   add("splits_window", plain, [](Problem& p) {
     p.split_tiles = 1;
     p.window = {90, -1};

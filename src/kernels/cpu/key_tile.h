@@ -42,7 +42,9 @@ inline void locate(const Unit& unit, std::int64_t tile_idx, KeyTile& tile) {
   const KeyRange first_token = keys_of(unit, unit.first_token);
   const KeyRange last_token = keys_of(unit, unit.first_token + unit.num_tokens - 1);
   tile.seen = clip({first_token.begin, last_token.end}, tile.first);
-  tile.uniform = clip(first_token, tile.first) == clip(last_token, tile.first);
+  // Not by comparing the two: under a window both may end outside the tile, on either side of it.
+  tile.uniform =
+      clip(first_token, tile.first) == tile.seen && clip(last_token, tile.first) == tile.seen;
   if (tile.seen.empty()) return;
 
   const std::int32_t page_size = p.kv.page_size;

@@ -56,7 +56,7 @@ struct UnitScratch {
     part = scratch.take<float>(kPackedRows * padded(params.head_dim_v));
     k_packed = scratch.take<float>(padded(params.head_dim) * kKeyTile);
     v_packed = scratch.take<float>(padded(params.head_dim_v) * kKeyTile);
-    row = scratch.take<float>(padded(params.head_dim));
+    row = scratch.take<float>(padded(std::max(params.head_dim, params.head_dim_v)));
   }
 
   float* q;         ///< Rotated: [heads, rows, padded dim], or interleaved by kPackedRows.
@@ -68,7 +68,7 @@ struct UnitScratch {
   float* part;      ///< [rows, padded dim]: a masked tile's share.
   float* k_packed;  ///< [dim, kKeyTile]
   float* v_packed;  ///< [kKeyTile, padded dim]
-  float* row;       ///< [dim]
+  float* row;       ///< [dim] of q, or of the output where splits are combined.
 };
 
 struct Unit;
