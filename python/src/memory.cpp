@@ -232,6 +232,16 @@ void fill(std::string_view name, const dlpack::DlTensor& tensor, Memory& memory)
   settle_strides(memory);
 }
 
+/// PyTorch's imaginary part of a conjugate is minus what its memory holds, and DLPack can't say so.
+/// A view into complex numbers never steps by 1: others need not be asked.
+void check_negation(std::string_view name, nb::handle tensor, const Memory& memory) {
+  if (memory.framework != Framework::Torch || memory.rank == 0) return;
+  if (memory.strides[static_cast<std::size_t>(memory.rank) - 1] == 1) return;
+  if (nb::cast<bool>(nb::getattr(tensor, "is_neg")()))
+    throw_mismatch(name, "a tensor that means what its memory holds",
+                   "one with its negation pending", "call resolve_neg()");
+}
+
 /// The capsule of __dlpack__. Of tensors on a GPU it is asked for without a synchronisation: the
 /// work is enqueued on the caller's stream, where the tensors belong.
 nb::object dlpack_capsule(nb::handle object) {
@@ -307,6 +317,7 @@ Memory read_memory(std::string_view name, nb::handle object) {
     dlpack::DlTensor tensor = {};
     if (facts.api->borrow(object.ptr(), &tensor) != 0) throw nb::python_error();
     fill(name, tensor, memory);
+    check_negation(name, object, memory);
     memory.read_only = facts.framework == Framework::Jax;
     return memory;
   }
@@ -315,6 +326,7 @@ Memory read_memory(std::string_view name, nb::handle object) {
   }
   memory.keeper = dlpack_capsule(object);
   read_capsule(name, memory.keeper, memory);
+  check_negation(name, object, memory);
   return memory;
 }
 

@@ -27,6 +27,13 @@ def test_the_library_sees_the_tensors_own_memory(dtype):
     assert name == wanted.get(dtype, "i32")
 
 
+def test_a_pending_negation_is_refused():
+    complex_numbers = torch.view_as_complex(torch.ones((2, 3, 8, 2)))
+    assert _native._describe(complex_numbers.imag)[3] == (48, 16, 2)
+    with pytest.raises(octavo.InvalidArgument, match="negation pending"):
+        _native._describe(complex_numbers.conj().imag)
+
+
 def test_tensors_in_tensors_out(tensors):
     cache, attention, plan, q, k, v = tensors
     wanted, wanted_lse = attention.forward(

@@ -232,7 +232,9 @@ def ints(x, name, length=None):
     if x.dtype != _INT32:
         if x.dtype.kind not in "iu":
             raise TypeError(f"{name}: wanted integers, got {x.dtype}")
-        x = x.astype(_INT32)
+        wide, x = x, x.astype(_INT32)
+        if (x != wide).any():
+            raise ValueError(f"{name}: wanted 32 bits, got {wide[x != wide][0]}")
     if length is not None and x.shape != (length,):
         raise ValueError(f"{name}: wanted shape [{length}], got {list(x.shape)}")
     return np.ascontiguousarray(x)

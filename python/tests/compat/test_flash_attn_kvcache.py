@@ -380,6 +380,8 @@ def test_what_is_not_covered_is_named(frame, option):
             },
             "cache_batch_idx",
         ),
+        ({"cache_seqlens": [2**32 + 3]}, "cache_seqlens: wanted 32 bits, got 4294967299"),
+        ({"block_table": [[2**32]]}, "page_table: wanted 32 bits, got 4294967296"),
         ({"softcap": -1.0}, "softcap"),
         ({"softmax_scale": float("nan")}, "softmax_scale"),
     ],
