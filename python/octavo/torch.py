@@ -132,8 +132,11 @@ def _append_tokens_fake(*_: Any) -> None:
     return None
 
 
-@torch.library.custom_op("octavo::forward", mutates_args=())
+# The cache is not among the arguments. `state` stands for it: for what it thinks is written, the
+# compiler keeps a call whose answer nobody uses, and the order of calls.
+@torch.library.custom_op("octavo::forward", mutates_args=("state",))
 def _forward(
+    state: Tensor,
     session: int,
     layer: int,
     q: Tensor,
@@ -163,7 +166,9 @@ def _forward(
 
 
 @_forward.register_fake
-def _forward_fake(session: int, layer: int, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+def _forward_fake(
+    state: Tensor, session: int, layer: int, q: Tensor, k: Tensor, v: Tensor, *_: Any
+) -> Tensor:
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
@@ -298,6 +303,8 @@ class Session:
         self.cache = cache
         self.rope = rope
         self.plan: StepPlan | None = None
+        with torch.inference_mode(False):
+            self._state = torch.zeros(1, device=cache.device)
         self._number = next(_numbers)
         _sessions[self._number] = self
 
@@ -321,5 +328,5 @@ class Session:
         """Attention.forward as one operator: appends k and v, attends, returns a new out."""
         _refuse_gradients(q, k, v)
         return torch.ops.octavo.forward(
-            self._number, layer, q, k, v, format, sinks, alibi_slopes, positions
+            self._state, self._number, layer, q, k, v, format, sinks, alibi_slopes, positions
         )

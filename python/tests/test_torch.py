@@ -154,6 +154,31 @@ def test_a_session_serves_compiled_layers_step_after_step(step, random):
     assert graphs.operators == ["octavo.forward"]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_layer_whose_answer_nobody_uses_is_appended_all_the_same(step, mode):
+    from octavo import torch as operators
+
+    cache, attention, *_ = step()
+    with torch.inference_mode():
+        session = operators.Session(attention, cache)
+
+    def layer(q, k, v):
+        session.forward(0, q, k, v)
+        return q + 1.0
+
+    plan = cache.plan({20: 3})
+    session.begin(plan)
+    q, k, v = (torch.ones((3, heads, 16)) for heads in (4, 2, 2))
+    with mode():
+        torch.compile(layer, backend="aot_eager", fullgraph=True)(q, k, v)
+    (page,) = cache.page_ids(20)
+    assert (cache.key_storage(0)[page, :3] == 1).all()
+    state = session._state
+    torch.library.opcheck(
+        torch.ops.octavo.forward, (state, session._number, 0, q, k, v, "thd", None, None, None)
+    )
+
+
 def test_gradients_are_refused_by_operators(random):
     from octavo import torch as operators
 

@@ -159,8 +159,8 @@ void append_on_gpu(const AttentionConfig& config, const KvView& cache, const Ste
 }  // namespace api
 
 Workspace::Workspace(Device device) {
-  if (!device::gpu_report().compiled) static_cast<void>(device::require_gpu(device, "device"));
   if (device.type != DeviceType::Cuda) base::throw_mismatch("device", "cuda", "cpu");
+  if (!device::gpu_report().compiled) static_cast<void>(device::require_gpu(device, "device"));
   impl_ = std::make_unique<detail::WorkspaceImpl>();
   impl_->device = device;
   impl_->gpu = dispatch::make_gpu_workspace(device);

@@ -108,6 +108,11 @@ TEST_F(WithMaxima, GraphedStepsAreForGpus) {
   EXPECT_THAT(message, ::testing::StartsWith("cache.device: wanted cuda, got cpu"));
 }
 
+TEST(WorkspaceOfAGpu, IsNotForTheCpu) {
+  const std::string message = message_of([] { Workspace workspace(Device{}); });
+  EXPECT_EQ(message, "device: wanted cuda, got cpu");
+}
+
 TEST(WorkspaceOfAGpu, IsRefusedWhereThereIsNoCudaPart) {
   const bool compiled = device::gpu_report().compiled;
   if (compiled && !device::gpu_report().gpus.empty()) GTEST_SKIP() << "there is a GPU";
