@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -40,8 +41,8 @@ def stream_address(device) -> int:
     return torch().cuda.current_stream(device).cuda_stream
 
 
-def check_tensors(like, **tensors):
-    """Of a dtype that Octavo knows, and on the GPU of `like`."""
+def checked(like, **tensors):
+    """The tensors, which must be of a dtype that Octavo knows and on the GPU of `like`."""
     t = torch()
     for name, x in tensors.items():
         if not isinstance(x, t.Tensor):
@@ -50,6 +51,7 @@ def check_tensors(like, **tensors):
             raise ValueError(f"{name}: wanted a tensor on {like.device}, got one on {x.device}")
         if x.dtype not in (t.float32, t.float16, t.bfloat16):
             raise not_covered(f"{name} of dtype {x.dtype}", "float32, float16 and bfloat16 are")
+    return tuple(x.detach() if x.requires_grad else x for x in tensors.values())
 
 
 def ints(x, name, device, length=None):
@@ -173,9 +175,9 @@ class Space:
 class Spaces:
     """Workspaces by device, stream and kind of call. The least recently used are let go.
 
-    A workspace serves one stream. A capture takes one that a call like it has made before, and
-    keeps it for good: the graph's replays use it. Graphs captured on one stream share theirs, so
-    they are to be replayed one after the other.
+    A workspace serves one stream of one thread. A capture takes one that a call like it has made
+    before, and keeps it for good: the graph's replays use it. Graphs captured on one stream share
+    theirs, so they are to be replayed one after the other.
     """
 
     def __init__(self):
@@ -184,7 +186,7 @@ class Spaces:
 
     def get(self, device, kind, sizes, what) -> Space:
         """sizes(workspace): what such a call takes."""
-        stream = stream_address(device)
+        stream = (stream_address(device), threading.get_ident())
         key = (device, stream, kind)
         if capturing():
             return self._for_capture(key, what)

@@ -5,43 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-import octavo
-
 from .. import _gpu as gpu
 from .._arrays import not_covered
 from . import _core as core
-
-
-class Queries:
-    """The queries of a call and how they are packed."""
-
-    def __init__(self, q, cu_seqlens, longest):
-        self.tensor = q
-        if cu_seqlens is None:
-            self.format, self.num_seqs = "bshd", q.shape[0]
-            self.most = q.shape[1]
-            self.offsets = gpu.steps(0, self.most, self.num_seqs + 1, q.device)
-            if self.most == 0:
-                self.offsets = gpu.full(self.num_seqs + 1, 0, q.device)
-        else:
-            self.format = "thd"
-            self.offsets = gpu.ints(cu_seqlens, "cu_seqlens_q", q.device)
-            self.num_seqs = self.offsets.shape[0] - 1
-            self.most = 0 if longest is None else int(longest)
-
-    def per_token(self, values):
-        """values [B, ...] for each token, with the token axes of q."""
-        if self.format == "bshd":
-            return values[:, None].expand(-1, self.most, *values.shape[1:])
-        return values[gpu.owners(self.offsets, self.tensor.shape[0])]
-
-    def places(self, starts):
-        """int32 [T], packed: starts[b], starts[b] + 1, ... for the tokens of each sequence."""
-        if self.format == "bshd":
-            ramp = gpu.steps(0, 1, self.most, starts.device)
-            return (starts[:, None] + ramp).reshape(-1)
-        tokens = gpu.steps(0, 1, self.tensor.shape[0], starts.device)
-        return tokens + self.per_token(starts - self.offsets[:-1])
+from ._gpu_parts import New, Queries, rope_of, skip_left
 
 
 def _options(queries, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks):
@@ -140,35 +107,6 @@ def _finish(queries, out, lse, v_scale):
     return out, _their_lse(queries, lse)
 
 
-class New:
-    """New keys and values, to be written behind `past`."""
-
-    def __init__(self, k, v, past, cu_seqlens, device):
-        self.k, self.v = k, v
-        self.format = "bshd" if cu_seqlens is None else "thd"
-        if cu_seqlens is None:
-            self.most = k.shape[1]
-            self.offsets = gpu.steps(0, max(self.most, 1), past.shape[0] + 1, device)
-            self.lens = past + self.most
-        else:
-            self.most = 0
-            self.offsets = gpu.ints(cu_seqlens, "cu_seqlens_k_new", device, past.shape[0] + 1)
-            self.lens = past + core.lengths(self.offsets)
-
-    def places(self, starts):
-        return Queries(self.k, None if self.format == "bshd" else self.offsets, None).places(starts)
-
-
-def _rope(cos, sin, interleaved):
-    for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
-        if table.dim() != 2 or table.shape != cos.shape:
-            raise ValueError(
-                f"{name}: wanted [positions, rotary_dim / 2], both alike, got {list(table.shape)}"
-            )
-    tables = [gpu.floats(x, "rotary_cos", cos.device) for x in (cos, sin)]
-    return octavo.Rope("interleaved" if interleaved else "half", cos=tables[0], sin=tables[1])
-
-
 def with_kvcache(
     q,
     k_cache,
@@ -197,7 +135,7 @@ def with_kvcache(
     return_softmax_lse,
 ):
     device = q.device
-    gpu.check_tensors(q, q=q, k_cache=k_cache, v_cache=v_cache)
+    q, k_cache, v_cache = gpu.checked(q, q=q, k_cache=k_cache, v_cache=v_cache)
     queries = Queries(q, cu_seqlens_q, max_seqlen_q)
     b = queries.num_seqs
     table = None if page_table is None else gpu.table_of(page_table, "page_table", device)
@@ -211,14 +149,14 @@ def with_kvcache(
     options = _options(queries, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks)
     new = None
     if k is not None:
-        gpu.check_tensors(q, k=k, v=v)
+        k, v = gpu.checked(q, k=k, v=v)
         new = New(k, v, past, cu_seqlens_k_new, device)
         most = min(most + new.most, capacity) if most and new.format == "bshd" else 0
         keys = keys._replace(kv_lens=new.lens, max_kv_len=most)
     rope = places = None
     if rotary_cos is not None:
-        gpu.check_tensors(q, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
-        rope = _rope(rotary_cos, rotary_sin, rotary_interleaved)
+        tables = gpu.checked(q, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
+        rope = rope_of(*tables, rotary_interleaved)
         starts = past
         if rotary_seqlens is not None:
             starts = gpu.ints(rotary_seqlens, "rotary_seqlens", device, b)
@@ -229,7 +167,7 @@ def with_kvcache(
         else:
             at_first = queries.per_token(starts).reshape(-1).contiguous()
             options = options._replace(rope=rope, positions=at_first)
-    read = keys if cache_leftpad is None else _skip_left(keys, cache_leftpad, b)
+    read = keys if cache_leftpad is None else skip_left(keys, cache_leftpad, b)
     v_scale = _descale(queries, descales, k_cache.shape[-2])
     if _nothing_to_do(queries, read) and (new is None or new.k.numel() == 0):
         results = _empty(queries, read, return_softmax_lse)
@@ -268,50 +206,6 @@ def _same_step(new, queries, same_keys):
     )
 
 
-def _skip_left(keys, leftpad, b):
-    """The same keys without the first leftpad[b] slots of each sequence, as pages of one token."""
-    t = gpu.torch()
-    device = keys.k.device
-    pad = gpu.ints(leftpad, "cache_leftpad", device, b)
-    lens = (keys.kv_lens - pad).clamp_(min=0)
-    rows = gpu.steps(0, 1, b, device) if keys.rows is None else keys.rows
-    page_size = keys.k.shape[1]
-    slots = pad[:, None] + gpu.steps(0, 1, keys.max_kv_len or keys.capacity, device)
-    slots = slots.clamp_(0, max(keys.capacity - 1, 0))
-    if keys.page_table is None:
-        pages, within = rows[:, None].expand_as(slots), slots
-    else:
-        table = keys.page_table[rows.long().clamp_(0, keys.page_table.shape[0] - 1)]
-        pages = t.take_along_dim(table, (slots // page_size).long(), 1)
-        within = slots % page_size
-    flat = [_flat(x, name) for x, name in ((keys.k, "k_cache"), (keys.v, "v_cache"))]
-    if flat[0][1] != flat[1][1]:
-        raise not_covered("cache_leftpad", "wanted k_cache and v_cache of alike strides")
-    # A page outside the pool stays outside, so that it is found.
-    where = t.where(
-        (pages >= 0) & (pages < keys.k.shape[0]),
-        pages * flat[0][1] + within,
-        t.full_like(pages, -1),
-    )
-    return gpu.Keys(
-        flat[0][0], flat[1][0], lens, where.to(t.int32).contiguous(), None, keys.max_kv_len
-    )
-
-
-def _flat(x, name):
-    """A cache [N, P, H, D] as ([slots, 1, H, D], step): slot s of page n is slot n * step + s."""
-    pages, slots = x.shape[:2]
-    page_stride, slot_stride = x.stride()[:2]
-    step = slots
-    if pages > 1:
-        step = page_stride // slot_stride if slot_stride else 0
-        if step <= 0 or step * slot_stride != page_stride:
-            raise not_covered(f"strides of {name}", "wanted pages a whole number of slots apart")
-    total = (pages - 1) * step + slots if pages else 0
-    strides = (slot_stride, slot_stride, *x.stride()[2:])
-    return x.as_strided((total, 1, *x.shape[2:]), strides), step
-
-
 def varlen(
     q,
     k,
@@ -334,7 +228,7 @@ def varlen(
     want_lse,
 ):
     device = q.device
-    gpu.check_tensors(q, q=q, k=k, v=v)
+    q, k, v = gpu.checked(q, q=q, k=k, v=v)
     queries = Queries(q, cu_seqlens_q, max_seqlen_q)
     b = queries.num_seqs
     used = None if seqused_k is None else gpu.ints(seqused_k, "seqused_k", device, b)
@@ -396,7 +290,7 @@ def _partly_used(queries, keys, options, want_lse, v_scale, seqused_q):
 def dense(
     q, k, v, *, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, descales, want_lse
 ):
-    gpu.check_tensors(q, q=q, k=k, v=v)
+    q, k, v = gpu.checked(q, q=q, k=k, v=v)
     queries = Queries(q, None, None)
     if k.shape[0] != queries.num_seqs:
         raise ValueError(f"k: wanted a batch of {queries.num_seqs}, as q, got {k.shape[0]}")

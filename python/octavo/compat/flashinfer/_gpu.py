@@ -157,7 +157,7 @@ class DevicePlan:
 
     def attend(self, q, k, v, maths, out, lse, want_lse, scales, sinks, out_dtype):
         """(out, lse or None) of one layer: k, v [N, P, Hk, D] over the plan's pages."""
-        gpu.check_tensors(q, q=q, k=k, v=v)
+        q, k, v = gpu.checked(q, q=q, k=k, v=v)
         check_lse(maths, want_lse)
         out, lse = results(q, v.shape[-1], out, lse, want_lse, out_dtype)
         arithmetic = options(maths, q.device, q.shape[1], scales, sinks)
@@ -198,7 +198,7 @@ class DevicePlan:
 
 def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None):
     """(out, lse or None) of one sequence: q [n, Hq, D], k [L, Hk, D], v [L, Hk, Dv]."""
-    gpu.check_tensors(q, q=q, k=k, v=v)
+    q, k, v = gpu.checked(q, q=q, k=k, v=v)
     check_lse(maths, want_lse)
     out, lse = results(q, v.shape[-1], None, None, want_lse, out_dtype)
     arithmetic = options(maths, q.device, q.shape[1], scales, None)
@@ -244,7 +244,9 @@ def append(k, v, batch_indices, positions, paged_kv_cache, indices, indptr, kv_l
     """
     t = gpu.torch()
     k_pages, v_pages = pages_of(paged_kv_cache, kv_layout)
-    gpu.check_tensors(k, append_key=k, append_value=v, k_pages=k_pages, v_pages=v_pages)
+    k, v, k_pages, v_pages = gpu.checked(
+        k, append_key=k, append_value=v, k_pages=k_pages, v_pages=v_pages
+    )
     device, n = k.device, k.shape[0]
     batch = gpu.ints(batch_indices, "batch_indices", device, n)
     places = gpu.ints(positions, "positions", device, n)
