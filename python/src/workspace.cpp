@@ -134,9 +134,9 @@ void bind_workspace(nb::module_& module) {
            "Kept\n"
            "alive until the next use; it must also outlive the work that was enqueued with it.")
       .def("plan", plan, nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("kv_lens"), nb::kw_only(),
-           nb::arg("token_offsets").none(), nb::arg("num_tokens"), nb::arg("page_table") = nb::none(),
-           nb::arg("row_indices") = nb::none(), nb::arg("max_new_tokens") = 0,
-           nb::arg("max_kv_len") = 0, nb::arg("stream") = nb::none(),
+           nb::arg("token_offsets").none(), nb::arg("num_tokens"),
+           nb::arg("page_table") = nb::none(), nb::arg("row_indices") = nb::none(),
+           nb::arg("max_new_tokens") = 0, nb::arg("max_kv_len") = 0, nb::arg("stream") = nb::none(),
            "Reads the step's arrays on the device and plans it for all layers. One launch, no "
            "wait.\n\n"
            "k_cache, v_cache: any layer's. kv_lens, token_offsets, page_table, row_indices: as in\n"

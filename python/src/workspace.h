@@ -34,10 +34,10 @@ class WorkspaceHolder {
   void keep_step(nb::object arrays) { step_ = std::move(arrays); }
 
  private:
-  Workspace workspace_;
   nb::object memory_;
-  nb::object step_;    // the planned arrays: other ones at their addresses would pass for them
-  bool busy_ = false;  // read and written under the GIL
+  nb::object step_;      // the planned arrays: other ones at their addresses would pass for them
+  Workspace workspace_;  // last: gone before what it uses
+  bool busy_ = false;    // read and written under the GIL
 };
 
 void bind_workspace(nb::module_& module);

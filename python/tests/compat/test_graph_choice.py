@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import types
 
+import gpu_frames
 import numpy as np
 import pytest
 
@@ -164,3 +165,38 @@ def test_calls_sized_by_maxima_give_the_same(qkv_format):
         assert np.array_equal(*outs)
     num_seqs = 4 if qkv_format == "thd" else 2
     assert maxima == {octavo.StepMaxima(num_seqs, 6, 6 if qkv_format == "thd" else 3, 32)}
+
+
+def test_a_captured_module_serves_other_steps():
+    frame = gpu_frames.cuda()
+    torch = frame.torch
+    random = np.random.default_rng(4)
+    pair, modules = [], []
+    for _ in range(2):
+        params = engine.InferenceParams(
+            4, 32, 2, 16, torch.float16, is_paged=True, page_size=4, max_ctx_len=16
+        )
+        params.allocate_memory(1)
+        pair.append(params)
+        modules.append(
+            engine.DotProductAttention(
+                4, 16, num_gqa_groups=2, qkv_format="bshd", attn_mask_type="padding_causal"
+            ).eval()
+        )
+
+    def draw():
+        return [frame.make(random.standard_normal((2, 3, h, 16)), "f16") for h in (4, 2, 2)]
+
+    pair[0].pre_step({1: 3, 2: 1})
+    graphed = engine.make_graphed_callables(
+        modules[0], draw(), sample_kwargs={"inference_params": pair[0]}
+    )
+    for step in ({1: 3, 2: 2}, {2: 3, 1: 1}, {2: 1, 3: 3}):
+        tensors = draw()
+        outs = []
+        for module, params in zip((graphed, modules[1]), pair, strict=True):
+            if step == {1: 3, 2: 2}:
+                params.reset()
+            params.pre_step(step)
+            outs.append(frame.read(module(*tensors, inference_params=params)))
+        np.testing.assert_allclose(*outs, rtol=2e-3, atol=2e-3)
