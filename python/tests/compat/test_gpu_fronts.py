@@ -148,6 +148,10 @@ def test_graph_mode_can_be_bounded_by_block_tables(frame):
     wrapper.plan(indptr, indices, last, *sizes, **case.types(), **words)
     case.check(wrapper.run(case.make_queries(), case.cache))
     assert tuple(wrapper._device_plan._table.shape) == (3, 2)
+    with pytest.raises(ValueError, match="at most 2 pages"):
+        plan(wrapper, case_of(frame, 0, [5, 3, 9]))
+    with pytest.raises(RuntimeError, match=r"plan\(\) before"):
+        wrapper.run(case.make_queries(), case.cache)
 
 
 def test_a_plain_wrapper_is_refused_in_a_capture(frame, monkeypatch):

@@ -88,7 +88,11 @@ class Batch:
         offsets = self._offsets
         if offsets is None:
             offsets = np.arange(self._keys.kv_lens.shape[0] + 1, dtype=np.int32) * most
-        self._device_plan.set(self._keys, offsets, most, self._page_size)
+        try:
+            self._device_plan.set(self._keys, offsets, most, self._page_size)
+        except Exception:
+            self._maths = None  # half a plan is none
+            raise
 
     def _fixed_width(self, block_tables):
         """Pages of one sequence at most, for as long as the wrapper lives."""

@@ -88,11 +88,10 @@ class DevicePlan:
 
     def __init__(self, device, fixed_width=None):
         self._device, self._fixed_width = device, fixed_width
-        self._space = gpu.Space(device)
+        self._space = gpu.Space(device) if fixed_width is None else None
         self._spaces = {}  # graph mode: kind -> (space, call's plan)
         self._sized, self._planned = set(), None
         self._lens = self._offsets = self._table = None
-        self.keys = None
 
     def set(self, keys, offsets, most, page_size):
         """keys and offsets of the host; most: new tokens of one sequence, 0 for all of them."""
