@@ -8,6 +8,7 @@ import pytest
 from flashinfer_case import Case, ends, workspace
 from gpu_frames import on_gpus
 
+import octavo
 from octavo.compat import _gpu, flash_attn, flashinfer
 
 pytestmark = on_gpus
@@ -289,3 +290,49 @@ def test_a_captured_prefill_serves_other_shares_of_its_rows(frame):
         wrapper.plan(frame.ints(ends(case.q_lens)), *arrays, *sizes, causal=True, **case.types())
         case.check(wrapper.run(case.make_queries(), case.cache))
     assert len(wrapper._device_plan._spaces) == 1
+
+
+def test_a_length_that_the_host_knows_is_checked(frame):
+    (q, *tensors), words = decode_step(frame, [3, 7])
+    words["cache_seqlens"] = 12
+    with pytest.raises(ValueError, match="at most 12 with new tokens, got 13"):
+        flash_attn.flash_attn_with_kvcache(q, *tensors, **words)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cache_batch_idx": [0, 2]},
+        {"block_table": [[0, 1, 2], [3, 6, 5]]},
+        {"cache_leftpad": [-1, 0]},
+    ],
+    ids=str,
+)
+def test_left_padding_hides_no_fault(frame, change):
+    """What is wrong with rows, pages and padding is a page outside of the pool to the planning."""
+    (q, k_cache, v_cache, *_), words = decode_step(frame, [3, 7])
+    words |= {"cache_leftpad": frame.ints([1, 1])} | {n: frame.ints(x) for n, x in change.items()}
+    if frame.name == "stand-in":  # which refuses what a GPU leaves out
+        with pytest.raises(octavo.InvalidArgument, match="page_table"):
+            flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, **words)
+        return
+    out = frame.read(flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, **words))
+    wrong = 0 if "cache_leftpad" in change else 1
+    assert not out[wrong].any()
+    assert out[1 - wrong].any()
+
+
+@pytest.mark.parametrize("change", [{"seqused_q": [3, 2]}, {"seqused_k": [4, 5]}], ids=str)
+def test_no_sequence_uses_anothers_tokens(frame, change):
+    random = np.random.default_rng(1)
+    q, k, v = (frame.make(random.standard_normal((n, 2, 8)), "f16") for n in (4, 8, 8))
+    words = {n: frame.ints(x) for n, x in change.items()}
+    arrays = frame.ints([0, 2, 4]), frame.ints([0, 3, 8]), 2, 5
+    call = lambda: flash_attn.flash_attn_varlen_func(q, k, v, *arrays, **words)  # noqa: E731
+    if frame.name == "stand-in":  # which refuses what a GPU leaves out
+        with pytest.raises((octavo.InvalidArgument, AssertionError)):
+            call()
+        return
+    out = frame.read(call())
+    assert not out[:2].any()
+    assert ("seqused_k" in change) == bool(out[2:].any())

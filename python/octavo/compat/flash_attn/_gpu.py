@@ -151,8 +151,10 @@ def with_kvcache(
     if k is not None:
         k, v = gpu.checked(q, k=k, v=v)
         new = New(k, v, past, cu_seqlens_k_new, device)
-        most = min(most + new.most, capacity) if most and new.format == "bshd" else 0
+        most = most + new.most if most and new.format == "bshd" else 0
         keys = keys._replace(kv_lens=new.lens, max_kv_len=most)
+    if most > capacity:
+        raise ValueError(f"cache_seqlens: wanted at most {capacity} with new tokens, got {most}")
     rope = places = None
     if rotary_cos is not None:
         tables = gpu.checked(q, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
@@ -236,6 +238,9 @@ def varlen(
     if used is None and ends is None:
         raise ValueError("cu_seqlens_k: wanted it or seqused_k, got neither")
     lens = core.lengths(ends) if used is None else used
+    if used is not None and ends is not None and page_table is None:
+        # More than there are would be another sequence's: a length that the planning refuses.
+        lens = gpu.torch().where(used > core.lengths(ends), -1, used)
     longest = None if max_seqlen_k is None else int(max_seqlen_k)
     if page_table is not None:
         table = gpu.table_of(page_table, "block_table", device)
@@ -263,6 +268,9 @@ def _partly_used(queries, keys, options, want_lse, v_scale, seqused_q):
         return _empty(queries, keys, want_lse)
     longest = queries.most or q.shape[0]
     counts = gpu.ints(seqused_q, "seqused_q", q.device, b)
+    # More than there are would be another sequence's: a number that the planning refuses.
+    wrong = (counts < 0) | (counts > core.lengths(queries.offsets))
+    counts = t.where(wrong, longest + 1, counts)
     offsets = t.zeros(b + 1, dtype=t.int32, device=q.device)
     offsets[1:] = counts.cumsum(0)
     ramp = gpu.steps(0, 1, longest, q.device)

@@ -80,25 +80,22 @@ def skip_left(keys, leftpad, b):
     rows = gpu.steps(0, 1, b, device) if keys.rows is None else keys.rows
     page_size = keys.k.shape[1]
     slots = pad[:, None] + gpu.steps(0, 1, keys.max_kv_len or keys.capacity, device)
-    slots = slots.clamp_(0, max(keys.capacity - 1, 0))
+    there = (slots >= 0) & (slots < keys.capacity)
     if keys.page_table is None:
         pages, within = rows[:, None].expand_as(slots), slots
     else:
-        table = keys.page_table[rows.long().clamp_(0, keys.page_table.shape[0] - 1)]
-        pages = t.take_along_dim(table, (slots // page_size).long(), 1)
+        num_rows, width = keys.page_table.shape
+        there &= ((rows >= 0) & (rows < num_rows))[:, None]
+        table = keys.page_table[rows.clamp(0, num_rows - 1).long()]
+        pages = t.take_along_dim(table, (slots // page_size).clamp_(0, width - 1).long(), 1)
         within = slots % page_size
     flat = [_flat(x, name) for x, name in ((keys.k, "k_cache"), (keys.v, "v_cache"))]
     if flat[0][1] != flat[1][1]:
         raise not_covered("cache_leftpad", "wanted k_cache and v_cache of alike strides")
-    # A page outside the pool stays outside, so that it is found.
-    where = t.where(
-        (pages >= 0) & (pages < keys.k.shape[0]),
-        pages * flat[0][1] + within,
-        t.full_like(pages, -1),
-    )
-    return gpu.Keys(
-        flat[0][0], flat[1][0], lens, where.to(t.int32).contiguous(), None, keys.max_kv_len
-    )
+    # What lies outside of the cache stays outside, so that the planning finds it.
+    there &= (pages >= 0) & (pages < keys.k.shape[0])
+    where = t.where(there, pages * flat[0][1] + within, -1).to(t.int32).contiguous()
+    return gpu.Keys(flat[0][0], flat[1][0], lens, where, None, keys.max_kv_len)
 
 
 def _flat(x, name):
