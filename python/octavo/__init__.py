@@ -18,7 +18,9 @@ tokens is a step: plan it, begin it, then run each layer.
     v = random.standard_normal((plan.num_tokens, 2, 64), np.float32)
     out = attention.forward(plan, cache, 0, q, k, v)      # [6, 8, 64]
 
-Who keeps keys and values himself calls `append_tokens` and `attend` over his own arrays.
+Who keeps keys and values himself calls `append_tokens` and `attend` over his own arrays, in a GPU's
+memory with a `Workspace`. A GPU's steps can be captured in CUDA graphs: `GraphedStep`, or `forward`
+with `StepMaxima`.
 
 Arrays are NumPy's, or any with `__dlpack__` (PyTorch, JAX, CuPy), and are never copied. Results go
 into `out` or into a new array of the same framework. Dtypes are named by strings: "f32", "f16",
@@ -38,10 +40,12 @@ from ._errors import (
 from ._native import (
     Attention,
     Explanation,
+    GraphedStep,
     KvCache,
     Rope,
     Shortage,
     StepPlan,
+    Workspace,
     __version__,
     append_tokens,
     attend,
@@ -57,10 +61,13 @@ from ._records import (
     BackendInfo,
     CacheSizes,
     CacheStats,
+    LayerTensors,
     PageCopy,
     PageHolder,
+    StepMaxima,
     Support,
     TypedArray,
+    WorkspaceSizes,
 )
 
 __all__ = [
@@ -72,19 +79,24 @@ __all__ = [
     "DeviceFailure",
     "Error",
     "Explanation",
+    "GraphedStep",
     "Internal",
     "InvalidArgument",
     "KvCache",
+    "LayerTensors",
     "NotCompiled",
     "OutOfMemory",
     "PageCopy",
     "PageHolder",
     "Rope",
     "Shortage",
+    "StepMaxima",
     "StepPlan",
     "Support",
     "TypedArray",
     "Unsupported",
+    "Workspace",
+    "WorkspaceSizes",
     "__version__",
     "append_tokens",
     "attend",

@@ -7,7 +7,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ._records import BackendInfo, CacheSizes, CacheStats, PageCopy, PageHolder, Support
+from ._records import (
+    BackendInfo,
+    CacheSizes,
+    CacheStats,
+    LayerTensors,
+    PageCopy,
+    PageHolder,
+    StepMaxima,
+    Support,
+    WorkspaceSizes,
+)
 
 # Anything that shows its memory: a NumPy array, an array with __dlpack__ (PyTorch, JAX, CuPy), or a
 # TypedArray. Inputs may be read-only; what is written must be writable.
@@ -244,6 +254,7 @@ class Attention:
         alibi_slopes: Array | None = None,
         rope: Rope | None = None,
         positions: Ints | None = None,
+        maxima: StepMaxima | None = None,
         stream: Stream = None,
     ) -> Any:
         """Appends k and v, then attends. Returns out, or (out, lse) when lse is True or an array.
@@ -261,6 +272,7 @@ class Attention:
         format: Format = "thd",
         rope: Rope | None = None,
         positions: Ints | None = None,
+        maxima: StepMaxima | None = None,
         stream: Stream = None,
     ) -> None: ...
     def attend(
@@ -277,9 +289,77 @@ class Attention:
         alibi_slopes: Array | None = None,
         rope: Rope | None = None,
         positions: Ints | None = None,
+        maxima: StepMaxima | None = None,
         stream: Stream = None,
     ) -> Any: ...
     def explain(self, plan: StepPlan, format: Format = "thd") -> Explanation: ...
+
+class GraphedStep:
+    """Append and attention of all layers over a GPU's KvCache, captured once as a CUDA graph."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        cache: KvCache,
+        maxima: StepMaxima,
+        layers: Sequence[LayerTensors],
+    ) -> None: ...
+    def replay(self, plan: StepPlan, stream: Stream = None) -> None: ...
+    @property
+    def maxima(self) -> StepMaxima: ...
+    @property
+    def backend(self) -> BackendName: ...
+
+class Workspace:
+    """Memory and the planned step for attention over a cache of the caller's in a GPU's memory."""
+
+    def __init__(self, device: str = "cuda") -> None: ...
+    def sizes(
+        self,
+        q: Array,
+        k_cache: Array,
+        v_cache: Array,
+        kv_lens: Array,
+        *,
+        token_offsets: Array | None = None,
+        page_table: Array | None = None,
+        row_indices: Array | None = None,
+        format: Format = "thd",
+        out: Array | None = None,
+        lse: Array | bool | None = None,
+        mask: Mask = "causal",
+        window: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        sinks: Array | None = None,
+        alibi_slopes: Array | None = None,
+        rope: Rope | None = None,
+        positions: Array | None = None,
+        backend: BackendName = "auto",
+        compute: Compute = "same",
+        batch_invariant: bool = False,
+        max_new_tokens: int = 0,  # 0: as many as q has room for
+        max_kv_len: int = 0,  # 0: what a row can hold
+    ) -> WorkspaceSizes: ...
+    def use(self, memory: Array) -> None:
+        """One dense axis of bytes on the device, kept alive."""
+    def plan(
+        self,
+        k_cache: Array,
+        v_cache: Array,
+        kv_lens: Array,
+        *,
+        token_offsets: Array,
+        num_tokens: int,
+        page_table: Array | None = None,
+        row_indices: Array | None = None,
+        max_new_tokens: int = 0,
+        max_kv_len: int = 0,
+        stream: Stream = None,
+    ) -> None: ...
+    def check(self, stream: Stream = None) -> None: ...
+    @property
+    def device(self) -> str: ...
+
 
 def attend(
     q: Array,
@@ -305,6 +385,9 @@ def attend(
     compute: Compute = "same",
     batch_invariant: bool = False,
     num_threads: int = 0,
+    workspace: Workspace | None = None,
+    max_new_tokens: int = 0,
+    max_kv_len: int = 0,
     stream: Stream = None,
 ) -> Any:
     """Attention over a cache of the caller's own, the new tokens already in it (see append_tokens).
@@ -321,6 +404,7 @@ def attend(
     positions [T]: of the new tokens, packed in batch order, for RoPE alone.
     rope rotates q; K must have been rotated when it was written.
     sinks, alibi_slopes: float32 [Hq].
+    workspace, max_new_tokens, max_kv_len: on a GPU; see Workspace.
     Returns out, or (out, lse) when lse is True or an array (float32 [T, Hq], packed in batch order).
     """
 
@@ -338,6 +422,9 @@ def append_tokens(
     rope: Rope | None = None,
     positions: Ints | None = None,
     num_threads: int = 0,
+    workspace: Workspace | None = None,
+    max_new_tokens: int = 0,
+    max_kv_len: int = 0,
     stream: Stream = None,
 ) -> None:
     """Writes new keys (rotated when rope is given) and values at the last positions of each sequence.

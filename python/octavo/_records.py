@@ -49,6 +49,48 @@ class CacheSizes(NamedTuple):
     least_workspace: int
 
 
+class WorkspaceSizes(NamedTuple):
+    """What a Workspace needs for a call, in bytes.
+
+    Fewer than least are refused; more than good gain little.
+    """
+
+    least: int
+    good: int
+
+
+class StepMaxima(NamedTuple):
+    """The most that a step may have: what calls are sized by that serve many steps.
+
+    num_tokens: new tokens of all sequences. max_new_tokens, max_kv_len: new tokens and all keys of
+    one sequence.
+    """
+
+    num_seqs: int
+    num_tokens: int
+    max_new_tokens: int
+    max_kv_len: int
+
+
+class LayerTensors(NamedTuple):
+    """One layer's tensors for a GraphedStep, at the same places for every replay.
+
+    They hold as many rows as the maxima say, lse and positions maxima.num_tokens. Shapes and the
+    other arguments: Attention.forward's; lse is an array or None.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    lse: Any = None
+    format: str = "thd"
+    sinks: Any = None
+    alibi_slopes: Any = None
+    rope: Any = None
+    positions: Any = None
+
+
 class Support(NamedTuple):
     """Whether one backend can run something, and why; missing is empty exactly when ok."""
 

@@ -2,6 +2,8 @@
 // The Python classes Rope and Attention.
 #include <octavo/attention.h>
 
+#include <optional>
+
 #include "array.h"
 #include "cache.h"
 #include "errors.h"
@@ -29,21 +31,25 @@ void construct(Attention* self, const CacheHolder& cache, std::int32_t num_q_hea
 nb::object forward(const Attention& self, const StepPlan& plan, CacheHolder& cache,
                    std::int32_t layer, nb::handle q, nb::handle k, nb::handle v, nb::handle format,
                    nb::handle out, nb::handle lse, nb::handle sinks, nb::handle alibi_slopes,
-                   const RopeHolder* rope, nb::handle positions, nb::handle stream) {
+                   const RopeHolder* rope, nb::handle positions, nb::handle maxima,
+                   nb::handle stream) {
   const AttentionConfig& config = self.config();
   const Device device = cache.config().device;
+  const std::optional<StepMaxima> most = maxima_of(maxima);
+  const std::int32_t num_tokens = most ? most->num_tokens : plan.num_tokens();
   LayerInputs inputs;
+  inputs.maxima = most ? &*most : nullptr;
   inputs.format = format_named("format", format);
   const Array q_array("q", q), k_array("k", k), v_array("v", v);
   check_token_rank("q", q_array, inputs.format);
-  const LayerExtras extras(sinks, alibi_slopes, rope, positions, config.num_q_heads,
-                           plan.num_tokens(), device);
+  const LayerExtras extras(sinks, alibi_slopes, rope, positions, config.num_q_heads, num_tokens,
+                           device);
   inputs.q = q_array.view();
   inputs.k = k_array.view();
   inputs.v = v_array.view();
   extras.set(inputs);
   Result out_result("out", out, q_array, OutShape(q_array, config.head_dim_v).span());
-  LseResult lse_result(lse, q_array, plan.num_tokens(), config.num_q_heads);
+  LseResult lse_result(lse, q_array, num_tokens, config.num_q_heads);
   const Stream on = stream_of(stream, device);
   {
     Use use(cache);
@@ -55,12 +61,15 @@ nb::object forward(const Attention& self, const StepPlan& plan, CacheHolder& cac
 
 void append(const Attention& self, const StepPlan& plan, CacheHolder& cache, std::int32_t layer,
             nb::handle k, nb::handle v, nb::handle format, const RopeHolder* rope,
-            nb::handle positions, nb::handle stream) {
+            nb::handle positions, nb::handle maxima, nb::handle stream) {
   const Device device = cache.config().device;
+  const std::optional<StepMaxima> most = maxima_of(maxima);
+  const std::int32_t num_tokens = most ? most->num_tokens : plan.num_tokens();
   LayerInputs inputs;
+  inputs.maxima = most ? &*most : nullptr;
   inputs.format = format_named("format", format);
   const Array k_array("k", k), v_array("v", v);
-  const LayerExtras extras({}, {}, rope, positions, 0, plan.num_tokens(), device);
+  const LayerExtras extras({}, {}, rope, positions, 0, num_tokens, device);
   inputs.k = k_array.view();
   inputs.v = v_array.view();
   extras.set(inputs);
@@ -73,19 +82,23 @@ void append(const Attention& self, const StepPlan& plan, CacheHolder& cache, std
 nb::object attend_begun(const Attention& self, const StepPlan& plan, CacheHolder& cache,
                         std::int32_t layer, nb::handle q, nb::handle format, nb::handle out,
                         nb::handle lse, nb::handle sinks, nb::handle alibi_slopes,
-                        const RopeHolder* rope, nb::handle positions, nb::handle stream) {
+                        const RopeHolder* rope, nb::handle positions, nb::handle maxima,
+                        nb::handle stream) {
   const AttentionConfig& config = self.config();
   const Device device = cache.config().device;
+  const std::optional<StepMaxima> most = maxima_of(maxima);
+  const std::int32_t num_tokens = most ? most->num_tokens : plan.num_tokens();
   LayerInputs inputs;
+  inputs.maxima = most ? &*most : nullptr;
   inputs.format = format_named("format", format);
   const Array q_array("q", q);
   check_token_rank("q", q_array, inputs.format);
-  const LayerExtras extras(sinks, alibi_slopes, rope, positions, config.num_q_heads,
-                           plan.num_tokens(), device);
+  const LayerExtras extras(sinks, alibi_slopes, rope, positions, config.num_q_heads, num_tokens,
+                           device);
   inputs.q = q_array.view();
   extras.set(inputs);
   Result out_result("out", out, q_array, OutShape(q_array, config.head_dim_v).span());
-  LseResult lse_result(lse, q_array, plan.num_tokens(), config.num_q_heads);
+  LseResult lse_result(lse, q_array, num_tokens, config.num_q_heads);
   const Stream on = stream_of(stream, device);
   {
     Use use(cache);
@@ -127,7 +140,8 @@ void bind_calls(nb::class_<Attention>& attention) {
            nb::arg("k"), nb::arg("v"), nb::kw_only(), nb::arg("format") = "thd",
            nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(), nb::arg("sinks") = nb::none(),
            nb::arg("alibi_slopes") = nb::none(), nb::arg("rope").none() = nb::none(),
-           nb::arg("positions") = nb::none(), nb::arg("stream") = nb::none(),
+           nb::arg("positions") = nb::none(), nb::arg("maxima") = nb::none(),
+           nb::arg("stream") = nb::none(),
            "Writes a layer's new keys and values into the cache, then attends.\n\n"
            "q: [..., num_q_heads, head_dim]; k: [..., num_kv_heads, head_dim];\n"
            "v: [..., num_kv_heads, head_dim_v]. The leading axes by format: 'thd' [T] (all new "
@@ -141,6 +155,11 @@ void bind_calls(nb::class_<Attention>& attention) {
            "packed in batch order for every format; -inf for a row that sees no key.\n"
            "sinks, alibi_slopes: float32 [num_q_heads]. rope: rotates q and the new K.\n"
            "positions: int32 [num_tokens], for rope alone; None: the plan's.\n"
+           "maxima: a StepMaxima that the call is sized by instead of the step, which must lie "
+           "within\n"
+           "it: on a GPU a graph that captures the call then serves every such step. The tensors "
+           "hold\n"
+           "as many rows, lse and positions maxima.num_tokens.\n"
            "stream: on a GPU: None (PyTorch's current one, else CuPy's, else the default one), an\n"
            "address, or an object with cuda_stream or ptr.\n\n"
            "Returns out, or (out, lse) when lse is asked for. Raises InvalidArgument (nothing was\n"
@@ -148,13 +167,14 @@ void bind_calls(nb::class_<Attention>& attention) {
       .def("append", append, nb::arg("plan"), nb::arg("cache"), nb::arg("layer"), nb::arg("k"),
            nb::arg("v"), nb::kw_only(), nb::arg("format") = "thd",
            nb::arg("rope").none() = nb::none(), nb::arg("positions") = nb::none(),
-           nb::arg("stream") = nb::none(), "The first half of forward.")
+           nb::arg("maxima") = nb::none(), nb::arg("stream") = nb::none(),
+           "The first half of forward.")
       .def("attend", attend_begun, nb::arg("plan"), nb::arg("cache"), nb::arg("layer"),
            nb::arg("q"), nb::kw_only(), nb::arg("format") = "thd", nb::arg("out") = nb::none(),
            nb::arg("lse") = nb::none(), nb::arg("sinks") = nb::none(),
            nb::arg("alibi_slopes") = nb::none(), nb::arg("rope").none() = nb::none(),
-           nb::arg("positions") = nb::none(), nb::arg("stream") = nb::none(),
-           "The second half of forward, over what the cache holds.")
+           nb::arg("positions") = nb::none(), nb::arg("maxima") = nb::none(),
+           nb::arg("stream") = nb::none(), "The second half of forward, over what the cache holds.")
       .def("explain", explain_plan, nb::arg("plan"), nb::arg("format") = "thd",
            "What every backend says to this step, and which one forward would take.");
 }

@@ -4,47 +4,16 @@
 #include <octavo/attention.h>
 #include <octavo/convert.h>
 
-#include <algorithm>
-#include <string>
-#include <string_view>
-
 #include "array.h"
+#include "attend_call.h"
 #include "callers_step.h"
 #include "errors.h"
 #include "layer.h"
 #include "names.h"
+#include "workspace.h"
 
 namespace octavo::python {
 namespace {
-
-/// The library speaks of its structs; here every field is an argument of its own.
-template <typename CallT>
-void with_our_names(const CallT& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    std::string_view text = error.what();
-    constexpr std::pair<std::string_view, std::string_view> kNames[] = {
-        {"cache.k", "k_cache"}, {"cache.v", "v_cache"}, {"cache.", ""}, {"step.", ""}};
-    for (const auto& [theirs, ours] : kNames) {
-      if (!text.starts_with(theirs)) continue;
-      throw Error(error.code(), std::string(ours) + std::string(text.substr(theirs.size())));
-    }
-    throw;
-  }
-}
-
-/// The configuration as far as the tensors tell it.
-void set_sizes(const Array& q, const KvView& cache, AttentionConfig& config) {
-  const auto extent = [](const TensorView& view, std::int32_t axis) {
-    return static_cast<std::int32_t>(
-        std::clamp<std::int64_t>(view.shape[static_cast<std::size_t>(axis)], 0, 0x7FFFFFFF));
-  };
-  config.num_q_heads = extent(q.view(), q.view().rank - 2);
-  config.head_dim = extent(q.view(), q.view().rank - 1);
-  config.num_kv_heads = extent(cache.k, 2);
-  config.head_dim_v = extent(cache.v, 3);
-}
 
 nb::object attend_callers(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle kv_lens,
                           nb::handle token_offsets, nb::handle page_table, nb::handle row_indices,
@@ -53,44 +22,38 @@ nb::object attend_callers(nb::handle q, nb::handle k_cache, nb::handle v_cache, 
                           std::pair<std::int64_t, std::int64_t> window, double softcap,
                           nb::handle sinks, nb::handle alibi_slopes, const RopeHolder* rope,
                           nb::handle positions, nb::handle backend, nb::handle compute,
-                          bool batch_invariant, std::int32_t num_threads, nb::handle stream) {
-  AttentionConfig config = config_of(
-      {softmax_scale, mask, window, softcap, batch_invariant, backend, compute, num_threads});
-  LayerInputs inputs;
-  inputs.format = format_named("format", format);
-  const Array q_array("q", q);
-  check_token_rank("q", q_array, inputs.format);
-  const CallersCache cache(k_cache, v_cache, page_table, row_indices);
-  const CallersStep step(kv_lens, token_offsets, "q", q_array, inputs.format, cache);
-  set_sizes(q_array, cache.view(), config);
-  const Device device = q_array.device();
-  const LayerExtras extras(sinks, alibi_slopes, rope, positions, config.num_q_heads,
-                           step.arrays().num_tokens, device);
-  inputs.q = q_array.view();
-  extras.set(inputs);
-  Result out_result("out", out, q_array, OutShape(q_array, config.head_dim_v).span());
-  LseResult lse_result(lse, q_array, step.arrays().num_tokens, config.num_q_heads);
-  const Stream on = stream_of(stream, device);
+                          bool batch_invariant, std::int32_t num_threads,
+                          WorkspaceHolder* workspace, std::int32_t max_new_tokens,
+                          std::int32_t max_kv_len, nb::handle stream) {
+  AttendCall call(
+      q, {k_cache, v_cache, page_table, row_indices},
+      {kv_lens, token_offsets, max_new_tokens, max_kv_len, workspace}, format, out, lse,
+      {softmax_scale, mask, window, softcap, batch_invariant, backend, compute, num_threads},
+      {sinks, alibi_slopes, rope, positions});
+  const Stream on = stream_of(stream, call.device());
+  const WorkspaceHolder::Use use(workspace);
   with_our_names([&] {
     const nb::gil_scoped_release release;
-    attend(config, cache.view(), step.arrays(), inputs, out_result.view(), lse_result.view(), on);
+    attend(call.config(), call.cache(), call.step(), call.inputs(), call.out(), call.lse(), on);
   });
-  return lse_result.beside(out_result.finish());
+  return call.results();
 }
 
 void append_callers(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache,
                     nb::handle kv_lens, nb::handle token_offsets, nb::handle page_table,
                     nb::handle row_indices, nb::handle format, const RopeHolder* rope,
-                    nb::handle positions, std::int32_t num_threads, nb::handle stream) {
+                    nb::handle positions, std::int32_t num_threads, WorkspaceHolder* workspace,
+                    std::int32_t max_new_tokens, std::int32_t max_kv_len, nb::handle stream) {
   AttentionConfig config;
   config.num_threads = num_threads;
   LayerInputs inputs;
   inputs.format = format_named("format", format);
   const Array k_array("k", k), v_array("v", v);
   check_token_rank("k", k_array, inputs.format);
-  const CallersCache cache(k_cache, v_cache, page_table, row_indices);
+  const CallersCache cache({k_cache, v_cache, page_table, row_indices});
   cache.require_writable();
-  const CallersStep step(kv_lens, token_offsets, "k", k_array, inputs.format, cache);
+  const CallersStep step({kv_lens, token_offsets, max_new_tokens, max_kv_len, workspace}, "k",
+                         k_array, inputs.format, cache);
   set_sizes(k_array, cache.view(), config);
   config.num_q_heads = config.num_kv_heads;
   const Device device = k_array.device();
@@ -99,6 +62,7 @@ void append_callers(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v
   inputs.v = v_array.view();
   extras.set(inputs);
   const Stream on = stream_of(stream, device);
+  const WorkspaceHolder::Use use(workspace);
   with_our_names([&] {
     const nb::gil_scoped_release release;
     append_tokens(config, cache.view(), step.arrays(), inputs, on);
@@ -114,7 +78,7 @@ nb::object explain_callers(nb::handle q, nb::handle k_cache, nb::handle v_cache,
   const Array q_array("q", q);
   if (q_array.view().rank < 3)
     throw_mismatch("q.rank", "3 (thd) or 4 (bshd, sbhd)", fmt::to_string(q_array.view().rank));
-  const CallersCache cache(k_cache, v_cache, none, none);
+  const CallersCache cache({k_cache, v_cache, none, none});
   set_sizes(q_array, cache.view(), config);
   LayerInputs inputs;
   inputs.q = q_array.view();
@@ -126,7 +90,7 @@ nb::object explain_callers(nb::handle q, nb::handle k_cache, nb::handle v_cache,
 nb::object gather_callers(nb::handle k_cache, nb::handle v_cache, nb::handle kv_lens,
                           nb::handle page_table, nb::handle row_indices, std::int64_t longest,
                           nb::handle k, nb::handle v, nb::handle stream) {
-  const CallersCache cache(k_cache, v_cache, page_table, row_indices);
+  const CallersCache cache({k_cache, v_cache, page_table, row_indices});
   const Device device = cache.keys().device();
   const CallersStep step(kv_lens, cache);
   if (longest == 0) longest = step.longest_kv_len("longest");
@@ -156,7 +120,8 @@ void bind_attend(nb::module_& module) {
       nb::arg("sinks") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
       nb::arg("rope").none() = nb::none(), nb::arg("positions") = nb::none(),
       nb::arg("backend") = "auto", nb::arg("compute") = "same", nb::arg("batch_invariant") = false,
-      nb::arg("num_threads") = 0, nb::arg("stream") = nb::none(),
+      nb::arg("num_threads") = 0, nb::arg("workspace").none() = nb::none(),
+      nb::arg("max_new_tokens") = 0, nb::arg("max_kv_len") = 0, nb::arg("stream") = nb::none(),
       "Attention over a cache of the caller's own; the new tokens are already in it "
       "(append_tokens).\n\n"
       "q: [T, Hq, D] ('thd'), [B, L, Hq, D] ('bshd'), [L, B, Hq, D] ('sbhd').\n"
@@ -173,14 +138,23 @@ void bind_attend(nb::module_& module) {
       "row b.\n"
       "positions: [T], packed in batch order, for rope alone, which here rotates q.\n"
       "The others: see Attention and Attention.forward.\n\n"
-      "Integers for the CPU may be lists, int32 arrays (not copied) or int64 arrays (copied).\n"
+      "Integers for the CPU may be lists, int32 arrays (not copied) or int64 arrays (copied).\n\n"
+      "On a GPU all arrays lie there, the integers as int32, and no call reads them back. "
+      "workspace\n"
+      "is needed then, and has planned these very arrays (Workspace.plan). The rows of q are the "
+      "most\n"
+      "tokens that the step may have; max_new_tokens (0: as many) and max_kv_len (0: what a row "
+      "can\n"
+      "hold) are the most of one sequence.\n"
       "Returns out, or (out, lse) when lse is True or an array.");
   module.def(
       "append_tokens", append_callers, nb::arg("k"), nb::arg("v"), nb::arg("k_cache"),
       nb::arg("v_cache"), nb::arg("kv_lens"), nb::kw_only(), nb::arg("token_offsets") = nb::none(),
       nb::arg("page_table") = nb::none(), nb::arg("row_indices") = nb::none(),
       nb::arg("format") = "thd", nb::arg("rope").none() = nb::none(),
-      nb::arg("positions") = nb::none(), nb::arg("num_threads") = 0, nb::arg("stream") = nb::none(),
+      nb::arg("positions") = nb::none(), nb::arg("num_threads") = 0,
+      nb::arg("workspace").none() = nb::none(), nb::arg("max_new_tokens") = 0,
+      nb::arg("max_kv_len") = 0, nb::arg("stream") = nb::none(),
       "Writes new keys (rotated when rope is given) and values at each sequence's last "
       "positions.\n\n"
       "k [..., Hk, D] and v [..., Hk, Dv] by format; the rest as in attend. kv_lens count the new\n"

@@ -8,6 +8,7 @@
 #include "errors.h"
 #include "layer.h"
 #include "names.h"
+#include "workspace.h"
 
 namespace octavo::python {
 namespace {
@@ -34,11 +35,10 @@ Memory read_page_table(nb::handle object, Device device) {
 
 }  // namespace
 
-CallersCache::CallersCache(nb::handle k_cache, nb::handle v_cache, nb::handle page_table,
-                           nb::handle row_indices)
-    : keys_("k_cache", k_cache),
-      values_("v_cache", v_cache),
-      row_indices_("row_indices", row_indices, keys_.device()) {
+CallersCache::CallersCache(const CacheWords& words)
+    : keys_("k_cache", words.k_cache),
+      values_("v_cache", words.v_cache),
+      row_indices_("row_indices", words.row_indices, keys_.device()) {
   for (const auto& [name, array] : {std::pair("k_cache", &keys_), std::pair("v_cache", &values_)}) {
     if (array->view().rank != 4)
       throw_mismatch(fmt::format("{}.rank", name), "4", fmt::to_string(array->view().rank));
@@ -46,8 +46,8 @@ CallersCache::CallersCache(nb::handle k_cache, nb::handle v_cache, nb::handle pa
   view_.k = keys_.view();
   view_.v = values_.view();
   view_.row_indices = row_indices_.data();
-  if (page_table.is_none()) return;
-  page_table_ = read_page_table(page_table, keys_.device());
+  if (words.page_table.is_none()) return;
+  page_table_ = read_page_table(words.page_table, keys_.device());
   // An empty table still is one: null would mean that the cache has rows.
   static const std::int32_t kNone = 0;
   view_.page_table =
@@ -122,12 +122,33 @@ CallersStep::CallersStep(nb::handle kv_lens, const CallersCache& cache)
   cache.row_indices().require("row_indices", arrays_.num_seqs);
 }
 
-CallersStep::CallersStep(nb::handle kv_lens, nb::handle token_offsets, std::string_view name,
-                         const Array& tensor, TensorFormat format, const CallersCache& cache)
-    : CallersStep(kv_lens, cache) {
-  offsets_ = TokenOffsets(token_offsets, name, tensor, format, arrays_.num_seqs);
+CallersStep::CallersStep(const StepWords& words, std::string_view name, const Array& tensor,
+                         TensorFormat format, const CallersCache& cache)
+    : CallersStep(words.kv_lens, cache) {
+  offsets_ = TokenOffsets(words.token_offsets, name, tensor, format, arrays_.num_seqs);
   arrays_.token_offsets = offsets_.data();
   arrays_.num_tokens = offsets_.num_tokens();
+  set_maxima(words);
+}
+
+CallersStep::CallersStep(const StepWords& words, std::int32_t num_tokens, const CallersCache& cache)
+    : CallersStep(words.kv_lens, cache) {
+  given_offsets_ = Integers("token_offsets", words.token_offsets, device_);
+  if (words.token_offsets.is_none())
+    throw_mismatch("token_offsets", "prefix sums [num_seqs + 1]", "None");
+  given_offsets_.require("token_offsets", std::int64_t{arrays_.num_seqs} + 1);
+  arrays_.token_offsets = given_offsets_.data();
+  arrays_.num_tokens = num_tokens;
+  set_maxima(words);
+}
+
+void CallersStep::set_maxima(const StepWords& words) {
+  arrays_.max_new_tokens = words.max_new_tokens;
+  arrays_.max_kv_len = words.max_kv_len;
+  if (words.workspace == nullptr) return;
+  if (device_.type == DeviceType::Cpu)
+    throw_mismatch("workspace", "None on the CPU", device_text(words.workspace->device()));
+  arrays_.workspace = &words.workspace->workspace();
 }
 
 std::int64_t CallersStep::longest_kv_len(std::string_view argument) const {

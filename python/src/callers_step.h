@@ -13,10 +13,23 @@
 
 namespace octavo::python {
 
+class WorkspaceHolder;
+
+/// A cache of the caller's as it is given.
+struct CacheWords {
+  nb::handle k_cache, v_cache, page_table, row_indices;
+};
+
+/// A step over it as it is given. The last three are for GPUs.
+struct StepWords {
+  nb::handle kv_lens, token_offsets;
+  std::int32_t max_new_tokens = 0, max_kv_len = 0;
+  WorkspaceHolder* workspace = nullptr;
+};
+
 class CallersCache {
  public:
-  CallersCache(nb::handle k_cache, nb::handle v_cache, nb::handle page_table,
-               nb::handle row_indices);
+  explicit CallersCache(const CacheWords& words);
 
   void require_writable() const;
   [[nodiscard]] const KvView& view() const { return view_; }
@@ -59,8 +72,10 @@ class TokenOffsets {
 class CallersStep {
  public:
   /// With the new tokens of `tensor`, which is called `name`.
-  CallersStep(nb::handle kv_lens, nb::handle token_offsets, std::string_view name,
-              const Array& tensor, TensorFormat format, const CallersCache& cache);
+  CallersStep(const StepWords& words, std::string_view name, const Array& tensor,
+              TensorFormat format, const CallersCache& cache);
+  /// With at most num_tokens of them, on a GPU.
+  CallersStep(const StepWords& words, std::int32_t num_tokens, const CallersCache& cache);
   /// Without new tokens.
   CallersStep(nb::handle kv_lens, const CallersCache& cache);
 
@@ -70,8 +85,11 @@ class CallersStep {
   [[nodiscard]] std::int64_t longest_kv_len(std::string_view argument) const;
 
  private:
+  void set_maxima(const StepWords& words);
+
   Integers kv_lens_;
   TokenOffsets offsets_;
+  Integers given_offsets_;
   StepArrays arrays_;
   Device device_;
 };

@@ -96,6 +96,21 @@ void LayerExtras::set(LayerInputs& inputs) const {
   inputs.positions = positions_.data();
 }
 
+std::optional<StepMaxima> maxima_of(nb::handle object) {
+  if (object.is_none()) return std::nullopt;
+  if (PyTuple_Check(object.ptr()) == 0 || PyTuple_Size(object.ptr()) != 4)
+    throw_mismatch("maxima", "a StepMaxima", type_text(object));
+  const auto number = [&](const char* name, Py_ssize_t i) {
+    const std::int64_t value = whole_number(name, PyTuple_GetItem(object.ptr(), i));
+    constexpr std::int64_t kMost = 0x7FFFFFFF;
+    if (value < 0 || value > kMost)
+      throw_mismatch(name, fmt::format("0 … {}", kMost), fmt::to_string(value));
+    return static_cast<std::int32_t>(value);
+  };
+  return StepMaxima{number("maxima.num_seqs", 0), number("maxima.num_tokens", 1),
+                    number("maxima.max_new_tokens", 2), number("maxima.max_kv_len", 3)};
+}
+
 void check_token_rank(std::string_view name, const Array& array, TensorFormat format) {
   const std::int32_t wanted = format == TensorFormat::Thd ? 3 : 4;
   if (array.view().rank != wanted) {

@@ -9,6 +9,7 @@
 #include <octavo/attention.h>
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "array.h"
@@ -59,6 +60,9 @@ class LayerExtras {
   const Rope* rope_ = nullptr;
   Integers positions_;
 };
+
+/// An octavo.StepMaxima, or None. Errors: InvalidArgument for what is neither.
+std::optional<StepMaxima> maxima_of(nb::handle object);
 
 /// Axes of a token tensor: 3 for thd, 4 else. Errors: InvalidArgument for another rank.
 void check_token_rank(std::string_view name, const Array& array, TensorFormat format);

@@ -9,6 +9,7 @@
 #include "layer.h"
 #include "names.h"
 #include "runtime.h"
+#include "workspace.h"
 
 namespace octavo::python {
 namespace {
@@ -42,6 +43,8 @@ NB_MODULE(_native, module) {
   python::bind_cache(module);
   python::bind_attention(module);
   python::bind_callers_cache(module);
+  python::bind_workspace(module);
+  python::bind_graphed_step(module);
   python::bind_convert(module);
   python::bind_backends(module);
   module.def("_describe", python::describe, nanobind::arg("array"));

@@ -118,10 +118,7 @@ class TorchFramework:
                 f"{name}: wanted a tensor, as the first argument is, got {type(x).__name__}"
             )
         if not x.is_cpu:
-            raise not_covered(
-                f"{name} on {x.device}",
-                "attention over the caller's cache runs on the CPU; octavo.KvCache on GPUs",
-            )
+            raise not_covered(f"{name} on {x.device}", "this call reads it on the host")
         if x.requires_grad:
             x = x.detach()
         dtype = x.dtype

@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 from definition import attention, check_close, rope_tables, rotate
+from gpu_frames import everywhere
 
 from octavo.compat import flash_attn, flash_attn_interface
 
@@ -246,12 +247,14 @@ class Call:
         assert got.shape == (*self.frame.read(self.q).shape[:-1], c.dim_v)
 
 
+@everywhere
 @pytest.mark.parametrize("seed", range(160))
 def test_equals_the_definition(frame, seed):
     call = Call(draw(seed, frame.dtypes), frame)
     call.check(*call.run())
 
 
+@everywhere
 @pytest.mark.parametrize("seed", range(160, 176))
 def test_fa3_module_gives_the_same(frame, seed):
     call = Call(draw(seed, frame.dtypes), frame)
@@ -259,6 +262,7 @@ def test_fa3_module_gives_the_same(frame, seed):
     call.check(*call.run(flash_attn_interface.flash_attn_with_kvcache))
 
 
+@everywhere
 def test_returns_out_alone_without_lse(frame):
     q, cache = frame.make(np.ones((1, 1, 2, 8))), frame.make(np.ones((1, 4, 2, 8)))
     out = flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=3)
@@ -267,6 +271,7 @@ def test_returns_out_alone_without_lse(frame):
     np.testing.assert_allclose(frame.read(out), 1.0)
 
 
+@everywhere
 def test_without_lengths_the_whole_cache_counts(frame):
     r = np.random.default_rng(3)
     q, k, v = (r.standard_normal(s) for s in ((2, 1, 2, 8), (2, 5, 2, 8), (2, 5, 2, 8)))
@@ -276,6 +281,7 @@ def test_without_lengths_the_whole_cache_counts(frame):
         check_close(frame.read(out)[b], want, "f32", 4.0)
 
 
+@everywhere
 def test_empty_sequences_give_zero_and_minus_infinity(frame):
     q, cache = frame.make(np.ones((2, 1, 2, 8))), frame.make(np.ones((2, 4, 2, 8)))
     out, lse = flash_attn.flash_attn_with_kvcache(
@@ -286,6 +292,7 @@ def test_empty_sequences_give_zero_and_minus_infinity(frame):
     np.testing.assert_allclose(frame.read(out)[1], 1.0)
 
 
+@everywhere
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_descales_multiply_queries_keys_and_values(frame, dtype, ragged):
@@ -319,6 +326,7 @@ def test_descales_multiply_queries_keys_and_values(frame, dtype, ragged):
         check_close(got[b], want, dtype, 8.0, f"{dtype} {b}")
 
 
+@everywhere
 def test_num_splits_and_packing_change_nothing(frame):
     call = Call(draw(7, ["f32"]), frame)
     first = [frame.read(x).copy() for x in call.run()]
@@ -328,6 +336,7 @@ def test_num_splits_and_packing_change_nothing(frame):
         assert np.array_equal(a, b)
 
 
+@everywhere
 def test_the_cache_is_not_copied(frame):
     call = Call(dataclasses.replace(draw(11, ["f32"]), new_len=2, rotary=""), frame)
     before = frame.address(call.k_cache), frame.address(call.v_cache)

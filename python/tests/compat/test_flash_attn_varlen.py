@@ -10,6 +10,7 @@ import inspect
 import numpy as np
 import pytest
 from definition import attention, check_close
+from gpu_frames import everywhere
 
 from octavo.compat import flash_attn, flash_attn_interface
 
@@ -172,11 +173,13 @@ def call_and_check(c, frame):
     assert (got_lse[:, -1] == -np.inf).all(), "padding at the end"
 
 
+@everywhere
 @pytest.mark.parametrize("seed", range(80))
 def test_ragged_equals_the_definition(frame, seed):
     call_and_check(draw(seed, frame.dtypes), frame)
 
 
+@everywhere
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("module", [flash_attn, flash_attn_interface], ids=["fa2", "fa3"])
 def test_dense_equals_the_definition(frame, module, seed):
@@ -207,6 +210,7 @@ def test_dense_equals_the_definition(frame, module, seed):
         check_close(frame.read(lse)[b].T, want_lse, "f32", 8.0, f"{c}")
 
 
+@everywhere
 def test_packed_forms_equal_the_plain_one(frame):
     r = np.random.default_rng(0)
     qkv = frame.make(r.standard_normal((2, 6, 3, 2, 8)))

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from definition import attention, check_close
 from flashinfer_case import LN2, Case, ends, run_and_check, workspace
+from gpu_frames import everywhere
 
 from octavo.compat import flashinfer
 
 
+@everywhere
 @pytest.mark.parametrize("seed", range(60))
 def test_decode_over_pages(frame, seed):
     case = Case(seed, frame, decode=True)
@@ -33,6 +35,7 @@ def test_decode_over_pages(frame, seed):
     run_and_check(case, lambda **k: wrapper.run(q, case.cache, sinks=sinks, **k))
 
 
+@everywhere
 @pytest.mark.parametrize("seed", range(100, 160))
 def test_prefill_over_pages(frame, seed):
     case = Case(seed, frame)
@@ -55,6 +58,7 @@ def test_prefill_over_pages(frame, seed):
     run_and_check(case, lambda **k: wrapper.run(q, case.cache, sinks=sinks, **k))
 
 
+@everywhere
 @pytest.mark.parametrize("seed", range(200, 250))
 def test_prefill_over_ragged_keys(frame, seed):
     case = Case(seed, frame)
@@ -76,6 +80,7 @@ def test_prefill_over_ragged_keys(frame, seed):
     run_and_check(case, lambda **kw: wrapper.run(q, k, v, **kw))
 
 
+@everywhere
 @pytest.mark.parametrize("seed", range(300, 330))
 def test_single_prefill(frame, seed):
     case = Case(seed, frame)
@@ -94,6 +99,7 @@ def test_single_prefill(frame, seed):
     )
 
 
+@everywhere
 @pytest.mark.parametrize("seed", range(400, 420))
 def test_single_decode(frame, seed):
     case = Case(seed, frame, decode=True)
@@ -118,6 +124,7 @@ def test_single_decode(frame, seed):
     run_and_check(case, run)
 
 
+@everywhere
 def test_deprecated_names_give_the_same(frame):
     case = Case(17, frame, decode=True)
     case.mode, case.softcap, case.scales, case.sinks, case.q_len = "NONE", None, {}, None, 1
@@ -135,6 +142,7 @@ def test_deprecated_names_give_the_same(frame):
     wrapper.end_forward()
 
 
+@everywhere
 def test_results_go_to_given_arrays(frame):
     case = Case(21, frame, decode=True)
     case.mode, case.sinks, case.scales = "NONE", None, {}
@@ -161,6 +169,7 @@ def test_results_go_to_given_arrays(frame):
     case.check(out, lse)
 
 
+@everywhere
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [1, 5])
 def test_append_writes_tokens_and_nothing_else(frame, layout, page_size):

@@ -7,8 +7,10 @@ import numpy as np
 
 import octavo
 
+from .. import _gpu as gpu
 from .._arrays import framework, int_table, ints, native, not_covered, sliding_rows
 from . import _core as core
+from . import _gpu
 
 
 def with_kvcache(
@@ -28,6 +30,7 @@ def with_kvcache(
     page_table,
     cu_seqlens_q,
     cu_seqlens_k_new,
+    max_seqlen_q,
     softmax_scale,
     causal,
     window_size,
@@ -37,6 +40,34 @@ def with_kvcache(
     descales,
     return_softmax_lse,
 ):
+    _check_pairs(k, v, rotary_cos, rotary_sin, cu_seqlens_k_new)
+    if gpu.on_gpu(q):
+        return _gpu.with_kvcache(
+            q,
+            k_cache,
+            v_cache,
+            k,
+            v,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            rotary_interleaved=rotary_interleaved,
+            rotary_seqlens=rotary_seqlens,
+            cache_seqlens=cache_seqlens,
+            cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad,
+            page_table=page_table,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k_new=cu_seqlens_k_new,
+            max_seqlen_q=max_seqlen_q,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=window_size,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            descales=descales,
+            return_softmax_lse=return_softmax_lse,
+        )
     frame = framework(q)
     host = frame.host(q, "q")
     queries = (
@@ -57,16 +88,15 @@ def with_kvcache(
     else:
         past = ints(cache_seqlens, "cache_seqlens", b)
     keys = core.Keys(kc, vc, past, table, rows)
-    rotary = _rotary(frame, rotary_cos, rotary_sin, rotary_interleaved, k)
+    rotary = None
+    if rotary_cos is not None:
+        style = "interleaved" if rotary_interleaved else "half"
+        rotary = core.Rotary(frame, rotary_cos, rotary_sin, style)
     starts = past if rotary_seqlens is None else ints(rotary_seqlens, "rotary_seqlens", b)
-    if (k is None) != (v is None):
-        raise ValueError(f"k and v: wanted both or neither, got {'v' if k is None else 'k'} alone")
     write = None
     if k is not None:
         keys, write = _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts)
-    elif cu_seqlens_k_new is not None:
-        raise ValueError("cu_seqlens_k_new: wanted k and v with it, got None")
-    _check_heads(host, kc)
+    core.check_heads(host, kc)
     opts = core.options(softmax_scale, causal, window_size, softcap, sinks, host.shape[-2])
     if rotary is not None:
         # As in FlashAttention: without causal mask and window all queries stand at the first place.
@@ -91,22 +121,15 @@ def with_kvcache(
     return (out, lse) if return_softmax_lse else out
 
 
-def _check_heads(q, k_cache):
-    heads, dim = k_cache.shape[-2:]
-    if q.shape[-1] != dim or heads < 1 or q.shape[-2] % heads:
-        raise ValueError(
-            f"q: wanted a multiple of {heads} heads of {dim} (k_cache's), got {list(q.shape[-2:])}"
-        )
-
-
-def _rotary(frame, cos, sin, interleaved, k):
-    if cos is None and sin is None:
-        return None
-    if cos is None or sin is None:
+def _check_pairs(k, v, rotary_cos, rotary_sin, cu_seqlens_k_new):
+    if (k is None) != (v is None):
+        raise ValueError(f"k and v: wanted both or neither, got {'v' if k is None else 'k'} alone")
+    if (rotary_cos is None) != (rotary_sin is None):
         raise ValueError("rotary_cos and rotary_sin: wanted both or neither, got one")
-    if k is None:
+    if k is None and rotary_cos is not None:
         raise ValueError("rotary_cos: wanted new k and v with it, got None")
-    return core.Rotary(frame, cos, sin, "interleaved" if interleaved else "half")
+    if k is None and cu_seqlens_k_new is not None:
+        raise ValueError("cu_seqlens_k_new: wanted k and v with it, got None")
 
 
 def _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts):
@@ -153,6 +176,8 @@ def varlen(
     cu_seqlens_q,
     cu_seqlens_k,
     *,
+    max_seqlen_q,
+    max_seqlen_k,
     seqused_q,
     seqused_k,
     page_table,
@@ -167,6 +192,27 @@ def varlen(
 ):
     frame = framework(q)
     core.check_forward_only(frame, q, k, v)
+    if gpu.on_gpu(q):
+        return _gpu.varlen(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+            seqused_q=seqused_q,
+            seqused_k=seqused_k,
+            page_table=page_table,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=window_size,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            descales=descales,
+            want_lse=want_lse,
+        )
     queries = core.ragged_queries(frame.host(q, "q"), cu_seqlens_q)
     b = queries.num_seqs
     hk, hv = frame.host(k, "k"), frame.host(v, "v")
@@ -224,6 +270,20 @@ def dense(
 ):
     frame = framework(q)
     core.check_forward_only(frame, q, k, v)
+    if gpu.on_gpu(q):
+        return _gpu.dense(
+            q,
+            k,
+            v,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=window_size,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            descales=descales,
+            want_lse=want_lse,
+        )
     queries = core.padded_queries(frame.host(q, "q"))
     hk, hv = frame.host(k, "k"), frame.host(v, "v")
     if hk.shape[0] != queries.num_seqs:
@@ -238,6 +298,8 @@ def dense(
 
 def no_probs(q):
     """What FlashAttention gives for probabilities that it did not keep."""
+    if gpu.on_gpu(q):
+        return q.new_empty((0,))
     frame = framework(q)
     return frame.finish(frame.empty(q, (0,))[0])
 

@@ -94,6 +94,14 @@ def lengths(ends):
     return ends[1:] - ends[:-1]
 
 
+def check_heads(q, k_cache):
+    heads, dim = k_cache.shape[-2:]
+    if q.shape[-1] != dim or heads < 1 or q.shape[-2] % heads:
+        raise ValueError(
+            f"q: wanted a multiple of {heads} heads of {dim} (k_cache's), got {list(q.shape[-2:])}"
+        )
+
+
 class Keys(NamedTuple):
     """Where the keys of each sequence lie."""
 

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from .. import _gpu as gpu
 from .._arrays import dtype_name, framework, ints, not_covered
+from . import _gpu
 from ._common import Maths, answer, attend, check_dtype, unpack
 
 
@@ -17,6 +21,8 @@ class Batch:
         self._use_cuda_graph = bool(use_cuda_graph)
         self._buffers = buffers
         self._maths = None
+        self._on_gpu = gpu.on_gpu(float_workspace_buffer)
+        self._device_plan = None
         self._fixed_batch_size = 0
         if self._use_cuda_graph:
             for name, buffer in buffers.items():
@@ -64,7 +70,34 @@ class Batch:
                 raise ValueError(
                     f"{name}: wanted at least {values.shape[0]} entries, got {buffer.shape[0]}"
                 )
-            framework(buffer, name).host(buffer, name)[: values.shape[0]] = values
+            if self._on_gpu:
+                host = gpu.torch().from_numpy(values)
+                buffer[: values.shape[0]].copy_(host, non_blocking=True)
+            else:
+                framework(buffer, name).host(buffer, name)[: values.shape[0]] = values
+
+    def _plan_on_gpu(self, most, block_tables=None):
+        """The kept plan's integers to the GPU; most: new tokens of one sequence."""
+        if not self._on_gpu:
+            return
+        if self._device_plan is None:
+            width = None
+            if self._use_cuda_graph:
+                width = self._fixed_width(block_tables)
+            self._device_plan = _gpu.DevicePlan(self._float_workspace_buffer.device, width)
+        offsets = self._offsets
+        if offsets is None:
+            offsets = np.arange(self._keys.kv_lens.shape[0] + 1, dtype=np.int32) * most
+        try:
+            self._device_plan.set(self._keys, offsets, most, self._page_size)
+        except Exception:
+            self._maths = None  # half a plan is none
+            raise
+
+    def _fixed_width(self, block_tables):
+        """Pages of one sequence at most, for as long as the wrapper lives."""
+        (pages,) = (x.shape[0] for n, x in self._buffers.items() if "indices" in n)
+        return max(pages if block_tables is None else min(pages, block_tables.shape[1]), 1)
 
     def _keep_plan(self, keys, offsets, page_size, sizes, dtypes, maths):
         """sizes: query heads, KV heads, head dim and that of V. dtypes: of q, keys and output."""
@@ -113,7 +146,7 @@ class Batch:
             ("k", k.shape[-2:], (num_kv_heads, head_dim)),
             ("v", v.shape[-2:], (num_kv_heads, head_dim_v)),
         ):
-            if got != want:
+            if tuple(got) != want:
                 raise ValueError(
                     f"{name}: wanted heads and dim {list(want)}, as planned, got {list(got)}"
                 )
@@ -123,6 +156,27 @@ class Batch:
 
     def _out_dtype(self, frame):
         return frame.float32 if self._types[2] != self._types[0] else None
+
+    def _check_place(self, q):
+        if gpu.on_gpu(q) != self._on_gpu:
+            raise ValueError(
+                f"q: wanted it where the workspace buffer is ({self.device}), got {q.device}"
+            )
+
+    def _attend_on_gpu(self, q, k, v, out, lse, return_lse, scales, sinks):
+        result = self._device_plan.attend(
+            q,
+            k,
+            v,
+            self._maths,
+            out,
+            lse,
+            return_lse,
+            scales,
+            sinks,
+            gpu.torch().float32 if self._types[2] != self._types[0] else None,
+        )
+        return answer(result, return_lse)
 
     def _attend_keys(self, frame, q, host, k, v, keys, out, lse, return_lse, scales, sinks):
         result = attend(
@@ -149,9 +203,14 @@ class PagedBatch(Batch):
 
     def _attend(self, q, paged_kv_cache, out, lse, return_lse, scales, sinks):
         frame = framework(q)
+        array = paged_kv_cache[0] if isinstance(paged_kv_cache, (tuple, list)) else paged_kv_cache
+        if self._on_gpu or gpu.on_gpu(q):
+            self._check_place(q)
+            k, v = _gpu.pages_of(paged_kv_cache, self._kv_layout)
+            self._check_arrays(q, array, q, k, v)
+            return self._attend_on_gpu(q, k, v, out, lse, return_lse, scales, sinks)
         host = frame.host(q, "q")
         k, v = unpack(frame, paged_kv_cache, self._kv_layout)
-        array = paged_kv_cache[0] if isinstance(paged_kv_cache, (tuple, list)) else paged_kv_cache
         self._check_arrays(q, array, host, k, v)
         return self._attend_keys(
             frame, q, host, k, v, self._keys, out, lse, return_lse, scales, sinks

@@ -10,6 +10,7 @@ import numpy as np
 
 import octavo
 
+from .. import _gpu as gpu
 from .._arrays import (
     checked_scale,
     checked_softcap,
@@ -106,7 +107,7 @@ class Maths:
         self.window_left = window_left
         self.softcap = checked_softcap(logits_soft_cap, "logits_soft_cap")
         self.scale = checked_scale(sm_scale, "sm_scale") or 1.0 / math.sqrt(head_dim)
-        self.slopes = None
+        self.slopes = self._slopes_there = None
         self.rope_args = None
         self.batch_invariant = batch_invariant
         if pos_encoding_mode == "ALIBI":
@@ -119,6 +120,14 @@ class Maths:
             self.slopes = alibi_slopes(num_heads)
         elif pos_encoding_mode == "ROPE_LLAMA":
             self.rope_args = (rope_scale or 1.0, rope_theta or 1e4)
+
+    def slopes_on(self, device):
+        """The slopes as a tensor on a GPU, or None."""
+        if self.slopes is None:
+            return None
+        if self._slopes_there is None or self._slopes_there.device != device:
+            self._slopes_there = gpu.floats(self.slopes, "alibi_slopes", device)
+        return self._slopes_there
 
     def rope(self, head_dim, longest):
         """The rotation of positions below `longest`."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
-
+from . import _gpu
 from ._batch import PagedBatch
 from ._common import check_backend, check_layout, paged_keys, refuse
-from ._prefill_checks import Prefill, query_ends
+from ._prefill_checks import Prefill, longest, query_ends
 
 
 class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
@@ -100,6 +99,11 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
             token_pos_in_items_len=token_pos_in_items_len,
             max_item_len_ptr=max_item_len_ptr,
         )
+        given = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len = map(
+            _gpu.on_host, given
+        )
+        seq_lens, block_tables = _gpu.on_host(seq_lens), _gpu.on_host(block_tables)
         keys = paged_keys(
             paged_kv_indptr,
             paged_kv_indices,
@@ -132,7 +136,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
             (q_data_type, kv_data_type, o_data_type),
             {
                 "causal": causal,
-                "q_lens": int(np.diff(ends).max()) if len(ends) > 1 else 0,
+                "q_lens": longest(ends),
                 "pos_encoding_mode": pos_encoding_mode,
                 "window_left": window_left,
                 "logits_soft_cap": logits_soft_cap,
@@ -142,6 +146,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
                 "batch_invariant": disable_split_kv or fixed_split_size is not None,
             },
         )
+        # In graph mode a later plan may share out the rows in another way.
+        self._plan_on_gpu(0 if self._use_cuda_graph else longest(ends), block_tables)
 
     begin_forward = plan
 

@@ -15,6 +15,11 @@ def query_ends(qo_indptr, batch_size):
     return ends
 
 
+def longest(ends):
+    """The most queries of a sequence."""
+    return int(np.diff(ends).max()) if len(ends) > 1 else 0
+
+
 class Prefill:
     """What both prefill wrappers check beside their keys."""
 

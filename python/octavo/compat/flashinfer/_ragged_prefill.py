@@ -7,10 +7,12 @@ import functools
 
 import numpy as np
 
-from .._arrays import framework, ints, sliding_rows
+from .. import _gpu as gpu
+from .._arrays import framework, ints, not_covered, sliding_rows
+from . import _gpu
 from ._batch import Batch
 from ._common import Keys, check_backend, check_layout, refuse
-from ._prefill_checks import Prefill, query_ends
+from ._prefill_checks import Prefill, longest, query_ends
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
@@ -89,6 +91,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
             v_indptr=v_indptr,
             o_indptr=o_indptr,
         )
+        qo_indptr, kv_indptr = _gpu.on_host(qo_indptr), _gpu.on_host(kv_indptr)
+        if self._on_gpu and self._use_cuda_graph:
+            raise not_covered("CUDA graph mode over ragged keys on a GPU", "over pages it is")
         kv_ends = ints(kv_indptr, "kv_indptr")
         lens = np.diff(kv_ends)
         if kv_ends.shape[0] < 1 or kv_ends[0] < 0 or (lens < 0).any():
@@ -111,7 +116,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
             (q_data_type, kv_data_type, o_data_type),
             {
                 "causal": causal,
-                "q_lens": int(np.diff(ends).max()) if len(ends) > 1 else 0,
+                "q_lens": longest(ends),
                 "pos_encoding_mode": pos_encoding_mode,
                 "window_left": window_left,
                 "logits_soft_cap": logits_soft_cap,
@@ -121,6 +126,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
                 "batch_invariant": disable_split_kv or fixed_split_size is not None,
             },
         )
+        self._plan_on_gpu(longest(ends))
 
     begin_forward = plan
 
@@ -145,9 +151,12 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
         """
         refuse(args=args, kv_cache_sf=kv_cache_sf, o_scale=None if o_scale == 1.0 else o_scale)
         self._check_q(q)
-        frame = framework(q)
-        host = frame.host(q, "q")
-        hk, hv = frame.host(k, "k"), frame.host(v, "v")
+        if self._on_gpu or gpu.on_gpu(q):
+            self._check_place(q)
+            frame, host, hk, hv = None, q, k, v
+        else:
+            frame = framework(q)
+            host, hk, hv = (frame.host(x, n) for n, x in (("q", q), ("k", k), ("v", v)))
         if self._kv_layout == "HND":
             hk, hv = hk.swapaxes(0, 1), hv.swapaxes(0, 1)
         if hk.shape[0] < self._kv_end or hv.shape[0] != hk.shape[0]:
@@ -156,9 +165,12 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
                 f"got {hk.shape[0]} and {hv.shape[0]}"
             )
         self._check_arrays(q, k, host, hk, hv)
-        longest = max(self._keys.longest, 1)
-        rows = [sliding_rows(x, x.shape[0], longest) for x in (hk, hv)]
         scales = (q_scale, k_scale, v_scale)
+        if frame is None:
+            pages = hk[:, None], hv[:, None]
+            return self._attend_on_gpu(q, *pages, out, lse, return_lse, scales, None)
+        longest_row = max(self._keys.longest, 1)
+        rows = [sliding_rows(x, x.shape[0], longest_row) for x in (hk, hv)]
         return self._attend_keys(
             frame, q, host, *rows, self._keys, out, lse, return_lse, scales, sinks=None
         )

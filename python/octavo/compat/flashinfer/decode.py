@@ -8,7 +8,9 @@ import warnings
 
 import numpy as np
 
+from .. import _gpu as gpu
 from .._arrays import framework
+from . import _gpu
 from ._batch import PagedBatch
 from ._common import Keys, Maths, attend, check_backend, check_layout, paged_keys, refuse
 
@@ -40,14 +42,9 @@ def single_decode_with_kv_cache(
     [Hq]).
     """
     check_layout(kv_layout)
-    frame = framework(q)
-    host = frame.host(q, "q")
-    hk, hv = frame.host(k, "k"), frame.host(v, "v")
-    if kv_layout == "HND":
-        hk, hv = hk.swapaxes(0, 1), hv.swapaxes(0, 1)
     maths = Maths(
-        host.shape[0],
-        host.shape[1],
+        q.shape[0],
+        q.shape[1],
         causal=False,
         q_lens=1,
         pos_encoding_mode=pos_encoding_mode,
@@ -57,6 +54,19 @@ def single_decode_with_kv_cache(
         rope_scale=rope_scale,
         rope_theta=rope_theta,
     )
+    scales = (q_scale, k_scale, v_scale)
+    if gpu.on_gpu(q):
+        if kv_layout == "HND":
+            k, v = k.transpose(0, 1), v.transpose(0, 1)
+        out, lse = _gpu.attend_rows(
+            "single_decode_with_kv_cache", q[None], k, v, maths, want_lse=return_lse, scales=scales
+        )
+        return (out[0], lse[0]) if return_lse else out[0]
+    frame = framework(q)
+    host = frame.host(q, "q")
+    hk, hv = frame.host(k, "k"), frame.host(v, "v")
+    if kv_layout == "HND":
+        hk, hv = hk.swapaxes(0, 1), hv.swapaxes(0, 1)
     out, lse = attend(
         frame,
         q,
@@ -69,7 +79,7 @@ def single_decode_with_kv_cache(
         out=None,
         lse=None,
         want_lse=return_lse,
-        scales=(q_scale, k_scale, v_scale),
+        scales=scales,
         sinks=None,
     )
     return (out[0], lse[0]) if return_lse else out[0]
@@ -149,6 +159,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
             q_data_type = data_type
         if kv_data_type is None:
             kv_data_type = data_type if data_type is not None else q_data_type
+        given = (indptr, indices, last_page_len, seq_lens, block_tables)
+        indptr, indices, last_page_len, seq_lens, block_tables = map(_gpu.on_host, given)
         keys = paged_keys(indptr, indices, last_page_len, page_size, seq_lens, block_tables)
         if q_len_per_req > 1 and keys.kv_lens.size and keys.kv_lens.min() < q_len_per_req:
             raise ValueError(
@@ -182,6 +194,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
             },
         )
         self._q_len = q_len_per_req
+        self._plan_on_gpu(q_len_per_req, block_tables)
 
     begin_forward = plan
 

@@ -7,7 +7,9 @@ import numpy as np
 
 import octavo
 
+from .. import _gpu as gpu
 from .._arrays import framework, ints, native, not_covered
+from . import _gpu
 from ._common import check_layout, unpack
 
 __all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
@@ -26,6 +28,8 @@ def get_batch_indices_positions(append_indptr, seq_lens, nnz):
 
     Entries past append_indptr[-1] are -1, which append_paged_kv_cache skips.
     """
+    if gpu.on_gpu(append_indptr):
+        return _gpu.batch_indices_positions(append_indptr, seq_lens, nnz)
     frame = framework(append_indptr, "append_indptr")
     ends = ints(append_indptr, "append_indptr")
     lens = ints(seq_lens, "seq_lens", ends.shape[0] - 1)
@@ -61,6 +65,18 @@ def append_paged_kv_cache(
     position are skipped; one beyond its sequence's pages is an error, and nothing is written.
     """
     check_layout(kv_layout)
+    if gpu.on_gpu(append_key):
+        _gpu.append(
+            append_key,
+            append_value,
+            batch_indices,
+            positions,
+            paged_kv_cache,
+            kv_indices,
+            kv_indptr,
+            kv_layout,
+        )
+        return
     frame = framework(append_key, "append_key")
     if not frame.writable:
         raise not_covered("append_paged_kv_cache to JAX arrays", "they can't be written")

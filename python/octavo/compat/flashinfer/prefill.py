@@ -7,7 +7,9 @@ import functools
 
 import numpy as np
 
+from .. import _gpu as gpu
 from .._arrays import dtype_name, framework
+from . import _gpu
 from ._common import Keys, Maths, answer, attend, check_backend, check_layout, refuse
 from ._paged_prefill import BatchPrefillWithPagedKVCacheWrapper
 from ._ragged_prefill import BatchPrefillWithRaggedKVCacheWrapper
@@ -60,19 +62,14 @@ def single_prefill_with_kv_cache(
         packed_custom_mask=packed_custom_mask,
         kv_cache_sf=kv_cache_sf,
     )
-    frame = framework(q)
-    host = frame.host(q, "q")
-    hk, hv = frame.host(k, "k"), frame.host(v, "v")
-    if kv_layout == "HND":
-        hk, hv = hk.swapaxes(0, 1), hv.swapaxes(0, 1)
     wide = o_dtype is not None and dtype_name(o_dtype) != dtype_name(q.dtype)
     if wide and dtype_name(o_dtype) != "f32":
         refuse(o_dtype=o_dtype)
     maths = Maths(
-        host.shape[1],
-        host.shape[2],
+        q.shape[1],
+        q.shape[2],
         causal=causal,
-        q_lens=host.shape[0],
+        q_lens=q.shape[0],
         pos_encoding_mode=pos_encoding_mode,
         window_left=window_left,
         logits_soft_cap=logits_soft_cap,
@@ -80,6 +77,26 @@ def single_prefill_with_kv_cache(
         rope_scale=rope_scale,
         rope_theta=rope_theta,
     )
+    scales = (None, k_scale, v_scale)
+    if gpu.on_gpu(q):
+        if kv_layout == "HND":
+            k, v = k.transpose(0, 1), v.transpose(0, 1)
+        result = _gpu.attend_rows(
+            "single_prefill_with_kv_cache",
+            q,
+            k,
+            v,
+            maths,
+            want_lse=return_lse,
+            scales=scales,
+            out_dtype=gpu.torch().float32 if wide else None,
+        )
+        return answer(result, return_lse)
+    frame = framework(q)
+    host = frame.host(q, "q")
+    hk, hv = frame.host(k, "k"), frame.host(v, "v")
+    if kv_layout == "HND":
+        hk, hv = hk.swapaxes(0, 1), hv.swapaxes(0, 1)
     result = attend(
         frame,
         q,
@@ -92,7 +109,7 @@ def single_prefill_with_kv_cache(
         out=None,
         lse=None,
         want_lse=return_lse,
-        scales=(None, k_scale, v_scale),
+        scales=scales,
         sinks=None,
         out_dtype=frame.float32 if wide else None,
     )

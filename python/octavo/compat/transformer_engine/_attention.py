@@ -235,6 +235,7 @@ class DotProductAttention(Module):
             format=qkv_format,
             sinks=self._sinks(),
             alibi_slopes=slopes,
+            maxima=params._maxima_of(q.shape, qkv_format),
         )
         return join_heads(out)
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from .._arrays import not_covered
 from ._params import InferenceParams
 from ._torch import torch
@@ -31,9 +33,9 @@ def make_graphed_callables(
     """The modules, each with its forward pass captured for arguments like sample_args.
 
     One module and its arguments, or tuples of both. All must be in inference. A captured call is
-    replayed when the tensors' shapes and the step of inference_params (each sequence's lengths) are
-    the sample's: Octavo's backends choose their launches by the lengths. Any other call runs as
-    before.
+    replayed when the tensors' shapes are the sample's and the step of inference_params lies within
+    the maxima: as many sequences and tokens as the tensors hold, and max_sequence_length. Lengths,
+    pages and ids may be others at each replay. Any other call runs as before.
     """
     for name, value in (
         ("fp8_enabled", fp8_enabled or enabled),
@@ -83,13 +85,30 @@ def _shapes(tensors):
     return tuple((tuple(t.shape), t.dtype) for t in tensors)
 
 
-def _step_of(params):
-    """What a step's launches follow from: format and the lengths of each sequence, in order."""
-    if params is None:
-        return None
-    if not params.is_built_in:
-        raise not_covered("custom_cache_manager in a CUDA graph")
-    return tuple(params.sequences_pre_step.values()), tuple(params.sequences.values())
+def _lies_within(params, maxima):
+    """Whether the step of params is one that a graph of such maxima serves."""
+    after, before = params.sequences, params.sequences_pre_step
+    new = [after[i] - before[i] for i in after]
+    return all(
+        len(new) <= m.num_seqs
+        and sum(new) <= m.num_tokens
+        and max(new, default=0) <= m.max_new_tokens
+        and max(after.values(), default=0) <= m.max_kv_len
+        for m in maxima
+    )
+
+
+@contextlib.contextmanager
+def _bounded(params):
+    """Calls over params are sized by their tensors, not by the step; gives the maxima they had."""
+    maxima = set()
+    if params is not None:
+        params._capture = maxima
+    try:
+        yield maxima
+    finally:
+        if params is not None:
+            params._capture = None
 
 
 def _capture(module, args, kwargs, num_warmup_iters, pool):
@@ -102,9 +121,11 @@ def _capture(module, args, kwargs, num_warmup_iters, pool):
     params = kwargs.get("inference_params")
     if params is not None and not isinstance(params, InferenceParams):
         raise TypeError(f"inference_params: wanted InferenceParams, got {type(params).__name__}")
+    if params is not None and not params.is_built_in:
+        raise not_covered("custom_cache_manager in a CUDA graph")
     static = tuple(a.detach().clone() for a in args)
     eager = module.forward
-    with torch.no_grad():
+    with torch.no_grad(), _bounded(params) as maxima:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -114,7 +135,7 @@ def _capture(module, args, kwargs, num_warmup_iters, pool):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             result = eager(*static, **kwargs)
-    shapes, step = _shapes(static), _step_of(params)
+    shapes = _shapes(static)
 
     def forward(*inputs, **given):
         same = (
@@ -130,7 +151,7 @@ def _capture(module, args, kwargs, num_warmup_iters, pool):
             }
             and all(isinstance(x, torch.Tensor) for x in inputs)
             and _shapes(inputs) == shapes
-            and _step_of(params) == step
+            and (params is None or _lies_within(params, maxima))
         )
         if not same:
             return eager(*inputs, **given)

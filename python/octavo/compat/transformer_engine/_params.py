@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from itertools import accumulate
 
+import octavo
+
 from .._arrays import framework
 from ._managers import NonPagedKVCacheManager, PagedKVCacheManager, _Manager
 from ._torch import Counts, default_device
@@ -86,6 +88,7 @@ class InferenceParams:
         self._set_format(qkv_format)
         self._cu_q, self._cu_kv = (Counts(max_batch_size + 1, dtype, self.device) for _ in range(2))
         self._before = Counts(max_batch_size, dtype, self.device)
+        self._capture = None
         self._clear()
 
     @property
@@ -106,6 +109,25 @@ class InferenceParams:
     @property
     def pre_step_seqlens(self):
         return self._before.array
+
+    def _maxima_of(self, q_shape, qkv_format):
+        """In a capture, what a call is sized by: what its tensors hold and the longest sequence."""
+        if self._capture is None:
+            return None
+        if qkv_format == "thd":
+            tokens, seqs = q_shape[0], self.max_batch_size
+            longest = tokens
+        else:
+            seqs, longest = q_shape[:2] if qkv_format == "bshd" else (q_shape[1], q_shape[0])
+            tokens = seqs * longest
+        maxima = octavo.StepMaxima(
+            min(seqs, self.max_batch_size),
+            tokens,
+            min(longest, self.max_sequence_length),
+            self.max_sequence_length,
+        )
+        self._capture.add(maxima)
+        return maxima
 
     def _set_format(self, qkv_format):
         self.input_qkv_format = qkv_format

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FlashAttention fronts' calls for tensors on a GPU. Lengths stay there: none is read back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import _gpu as gpu
+from .._arrays import not_covered
+from . import _core as core
+from ._gpu_parts import New, Queries, rope_of, skip_left
+
+
+def _options(queries, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks):
+    q = queries.tensor
+    heads = q.shape[-2]
+    plain = core.options(softmax_scale, causal, window_size, softcap, None, heads)
+    if sinks is not None:
+        sinks = gpu.floats(sinks, "sinks", q.device, (heads,))
+    if alibi_slopes is not None:
+        if len(alibi_slopes.shape) == 2:
+            raise not_covered("alibi_slopes [batch, heads] on a GPU", "[heads] are")
+        alibi_slopes = gpu.floats(alibi_slopes, "alibi_slopes", q.device, (heads,))
+    return gpu.Options(
+        plain.softmax_scale, plain.mask, plain.window, plain.softcap, sinks, alibi_slopes
+    )
+
+
+def _descale(queries, descales, num_kv_heads):
+    """Multiplies the queries by the scales of Q and K; returns the scales of V for the output."""
+    if descales is None:
+        return None
+    q = queries.tensor
+    shape = (queries.num_seqs, num_kv_heads)
+    of_q, of_k, of_v = (
+        None if x is None else gpu.floats(x, name, q.device, shape)
+        for x, name in zip(descales, ("q_descale", "k_descale", "v_descale"), strict=True)
+    )
+    group = q.shape[-2] // num_kv_heads
+
+    def per_token(factors):
+        return queries.per_token(factors.repeat_interleave(group, dim=1)).unsqueeze(-1)
+
+    for factors in (of_q, of_k):
+        if factors is not None:
+            queries.tensor = (queries.tensor.float() * per_token(factors)).to(q.dtype)
+    return None if of_v is None else per_token(of_v)
+
+
+def _results(queries, keys, want_lse):
+    """New (out, the LSE in the library's shape or None)."""
+    q = queries.tensor
+    out = q.new_empty((*q.shape[:-1], keys.v.shape[-1]))
+    if not want_lse:
+        return out, None
+    tokens = out.shape[0] if queries.format == "thd" else out.shape[0] * out.shape[1]
+    return out, q.new_empty((tokens, q.shape[-2]), dtype=gpu.torch().float32)
+
+
+def _their_lse(queries, lse):
+    """[Hq, T], or [B, Hq, Lq], dense."""
+    if lse is None:
+        return None
+    if queries.format == "thd":
+        return lse.t().contiguous()
+    return lse.view(queries.num_seqs, queries.most, -1).transpose(1, 2).contiguous()
+
+
+def _nothing_to_do(queries, keys):
+    return queries.num_seqs == 0 or queries.tensor.numel() == 0 or keys.k.numel() == 0
+
+
+def _empty(queries, keys, want_lse):
+    """What attention over no key gives."""
+    out, lse = _results(queries, keys, want_lse)
+    out.zero_()
+    return out, None if lse is None else _their_lse(queries, lse.fill_(-np.inf))
+
+
+def _attend(what, queries, keys, options, v_scale, want_lse):
+    if _nothing_to_do(queries, keys):
+        return _empty(queries, keys, want_lse)
+    out, lse = _results(queries, keys, want_lse)
+    call = _call(what, queries, keys, options, out, lse)
+    call.plan()
+    call.attend()
+    return _finish(queries, out, lse, v_scale)
+
+
+def _call(what, queries, keys, options, out, lse):
+    return gpu.Call(
+        what,
+        queries.tensor,
+        keys,
+        queries.offsets,
+        options,
+        format=queries.format,
+        lse=lse,
+        out=out,
+        most=queries.most,
+    )
+
+
+def _finish(queries, out, lse, v_scale):
+    if v_scale is not None:
+        out.copy_(out.float() * v_scale)
+    return out, _their_lse(queries, lse)
+
+
+def with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k,
+    v,
+    *,
+    rotary_cos,
+    rotary_sin,
+    rotary_interleaved,
+    rotary_seqlens,
+    cache_seqlens,
+    cache_batch_idx,
+    cache_leftpad,
+    page_table,
+    cu_seqlens_q,
+    cu_seqlens_k_new,
+    max_seqlen_q,
+    softmax_scale,
+    causal,
+    window_size,
+    softcap,
+    alibi_slopes,
+    sinks,
+    descales,
+    return_softmax_lse,
+):
+    device = q.device
+    q, k_cache, v_cache = gpu.checked(q, q=q, k_cache=k_cache, v_cache=v_cache)
+    queries = Queries(q, cu_seqlens_q, max_seqlen_q)
+    b = queries.num_seqs
+    table = None if page_table is None else gpu.table_of(page_table, "page_table", device)
+    rows = None
+    if cache_batch_idx is not None:
+        rows = gpu.ints(cache_batch_idx, "cache_batch_idx", device, b)
+    capacity = k_cache.shape[1] * (1 if table is None else table.shape[1])
+    past, most = _lengths_before(cache_seqlens, k, b, capacity, device)
+    keys = gpu.Keys(k_cache, v_cache, past, table, rows, most)
+    core.check_heads(q, k_cache)
+    options = _options(queries, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks)
+    new = None
+    if k is not None:
+        k, v = gpu.checked(q, k=k, v=v)
+        new = New(k, v, past, cu_seqlens_k_new, device)
+        most = most + new.most if most and new.format == "bshd" else 0
+        keys = keys._replace(kv_lens=new.lens, max_kv_len=most)
+    if most > capacity:
+        raise ValueError(f"cache_seqlens: wanted at most {capacity} with new tokens, got {most}")
+    rope = places = None
+    if rotary_cos is not None:
+        tables = gpu.checked(q, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
+        rope = rope_of(*tables, rotary_interleaved)
+        starts = past
+        if rotary_seqlens is not None:
+            starts = gpu.ints(rotary_seqlens, "rotary_seqlens", device, b)
+        places = new.places(starts)
+        # As in FlashAttention: without causal mask and window all queries stand at the first place.
+        if causal or options.window != (-1, -1):
+            options = options._replace(rope=rope, positions=queries.places(starts))
+        else:
+            at_first = queries.per_token(starts).reshape(-1).contiguous()
+            options = options._replace(rope=rope, positions=at_first)
+    read = keys if cache_leftpad is None else skip_left(keys, cache_leftpad, b)
+    v_scale = _descale(queries, descales, k_cache.shape[-2])
+    if _nothing_to_do(queries, read) and (new is None or new.k.numel() == 0):
+        results = _empty(queries, read, return_softmax_lse)
+    else:
+        out, lse = _results(queries, read, return_softmax_lse)
+        call = _call("flash_attn_with_kvcache", queries, read, options, out, lse)
+        planned = False
+        if new is not None and new.k.numel():
+            call.append(k, v, keys, new.offsets, new.format, new.most, rope, places)
+            planned = _same_step(new, queries, read is keys)
+        if not planned:
+            call.plan()
+        call.attend()
+        results = _finish(queries, out, lse, v_scale)
+    return results if return_softmax_lse else results[0]
+
+
+def _lengths_before(cache_seqlens, k, b, capacity, device):
+    """(the lengths, the most as far as the host knows it: 0 is what a row holds)."""
+    if cache_seqlens is None:
+        if k is not None:
+            raise ValueError("cache_seqlens: wanted the lengths before the new k and v, got None")
+        return gpu.full(b, capacity, device), 0
+    if isinstance(cache_seqlens, (int, np.integer)):
+        return gpu.full(b, int(cache_seqlens), device), int(cache_seqlens)
+    return gpu.ints(cache_seqlens, "cache_seqlens", device, b), 0
+
+
+def _same_step(new, queries, same_keys):
+    """Whether the plan of the new keys is that of the queries: kept arrays are the same tensors."""
+    return (
+        same_keys
+        and new.format == queries.format == "bshd"
+        and new.most == queries.most
+        and new.offsets is queries.offsets
+    )
+
+
+def varlen(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    *,
+    max_seqlen_q,
+    max_seqlen_k,
+    seqused_q,
+    seqused_k,
+    page_table,
+    softmax_scale,
+    causal,
+    window_size,
+    softcap,
+    alibi_slopes,
+    sinks,
+    descales,
+    want_lse,
+):
+    device = q.device
+    q, k, v = gpu.checked(q, q=q, k=k, v=v)
+    queries = Queries(q, cu_seqlens_q, max_seqlen_q)
+    b = queries.num_seqs
+    used = None if seqused_k is None else gpu.ints(seqused_k, "seqused_k", device, b)
+    ends = None if cu_seqlens_k is None else gpu.ints(cu_seqlens_k, "cu_seqlens_k", device, b + 1)
+    if used is None and ends is None:
+        raise ValueError("cu_seqlens_k: wanted it or seqused_k, got neither")
+    lens = core.lengths(ends) if used is None else used
+    if used is not None and ends is not None and page_table is None:
+        # More than there are would be another sequence's: a length that the planning refuses.
+        lens = gpu.torch().where(used > core.lengths(ends), -1, used)
+    longest = None if max_seqlen_k is None else int(max_seqlen_k)
+    if page_table is not None:
+        table = gpu.table_of(page_table, "block_table", device)
+        most = 0 if longest is None else min(max(longest, 1), table.shape[1] * k.shape[1])
+        keys = gpu.Keys(k, v, lens, table, None, most)
+    elif ends is None:
+        raise ValueError("cu_seqlens_k: wanted where each sequence starts, got None")
+    else:
+        keys = gpu.packed_keys(k, v, ends[:-1], lens, k.shape[0] if longest is None else longest)
+    options = _options(queries, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks)
+    v_scale = _descale(queries, descales, k.shape[-2])
+    if seqused_q is not None:
+        return _partly_used(queries, keys, options, want_lse, v_scale, seqused_q)
+    return _attend("flash_attn_varlen_func", queries, keys, options, v_scale, want_lse)
+
+
+def _partly_used(queries, keys, options, want_lse, v_scale, seqused_q):
+    """The first seqused_q[b] queries of each sequence; the others' rows are 0 and -inf.
+
+    By way of [B, L], whose rows may be padding in every sequence.
+    """
+    t = gpu.torch()
+    q, b = queries.tensor, queries.num_seqs
+    if not q.shape[0] or not b:
+        return _empty(queries, keys, want_lse)
+    longest = queries.most or q.shape[0]
+    counts = gpu.ints(seqused_q, "seqused_q", q.device, b)
+    # More than there are would be another sequence's: a number that the planning refuses.
+    wrong = (counts < 0) | (counts > core.lengths(queries.offsets))
+    counts = t.where(wrong, longest + 1, counts)
+    offsets = t.zeros(b + 1, dtype=t.int32, device=q.device)
+    offsets[1:] = counts.cumsum(0)
+    ramp = gpu.steps(0, 1, longest, q.device)
+    index = (queries.offsets[:-1, None] + ramp).clamp_(max=q.shape[0] - 1).long()
+    padded = Queries(q[index], None, None)
+    padded.offsets = offsets
+    out, lse = _results(padded, keys, want_lse)
+    call = _call("flash_attn_varlen_func", padded, keys, options, out, lse)
+    call.plan()
+    call.attend()
+    mine = gpu.owners(queries.offsets, q.shape[0])
+    within = gpu.steps(0, 1, q.shape[0], q.device) - queries.offsets[mine]
+    used = within < counts[mine]
+    rows = within.clamp(0, longest - 1).long()
+    ours = out[mine, rows] * used[:, None, None]
+    if v_scale is not None:
+        ours = (ours.float() * v_scale).to(out.dtype)
+    if not want_lse:
+        return ours, None
+    packed = (offsets[mine] + within).clamp(0, lse.shape[0] - 1).long()
+    ours_lse = t.where(used[:, None], lse[packed], -np.inf)
+    return ours, ours_lse.t().contiguous()
+
+
+def dense(
+    q, k, v, *, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, descales, want_lse
+):
+    q, k, v = gpu.checked(q, q=q, k=k, v=v)
+    queries = Queries(q, None, None)
+    if k.shape[0] != queries.num_seqs:
+        raise ValueError(f"k: wanted a batch of {queries.num_seqs}, as q, got {k.shape[0]}")
+    length = k.shape[1]
+    keys = gpu.Keys(k, v, gpu.full(queries.num_seqs, length, q.device), None, None, length)
+    options = _options(queries, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks)
+    v_scale = _descale(queries, descales, k.shape[-2])
+    return _attend("flash_attn_func", queries, keys, options, v_scale, want_lse)

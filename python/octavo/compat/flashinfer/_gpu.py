@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FlashInfer fronts on a GPU: a plan's integers there, the workspace that has planned them, and
+calls without a plan.
+
+As FlashInfer's, plan() looks at its arrays on the host: those on a GPU are waited for there.
+run() waits for nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import _gpu as gpu
+from .._arrays import checked_scale, not_covered
+from ._common import LOG2E
+
+
+def on_host(x):
+    """What plan() reads: a tensor on a GPU is copied to the host."""
+    return x.cpu() if gpu.on_gpu(x) else x
+
+
+def options(maths, device, heads, scales, sinks):
+    """The arithmetic of a plan and a call."""
+    if maths.rope_args is not None:
+        raise not_covered("pos_encoding_mode ROPE_LLAMA on a GPU", "rotate before the append")
+    scale = maths.scale
+    for name, factor in zip(("q_scale", "k_scale"), scales, strict=False):
+        if factor is None:
+            continue
+        if gpu.on_gpu(factor):
+            raise not_covered(f"{name} as a tensor on a GPU", "a number is")
+        scale *= float(factor)
+    if sinks is not None:
+        sinks = gpu.floats(sinks, "sinks", device, (heads,))
+    return gpu.Options(
+        checked_scale(scale, "sm_scale with q_scale and k_scale"),
+        maths.mask,
+        maths.window,
+        maths.softcap,
+        sinks,
+        maths.slopes_on(device),
+        batch_invariant=maths.batch_invariant,
+    )
+
+
+def check_lse(maths, want_lse):
+    if want_lse and maths.slopes is not None:
+        raise not_covered("the LSE with pos_encoding_mode ALIBI")
+
+
+def results(q, dim_v, out, lse, want_lse, out_dtype):
+    """(out, lse or None), given or new."""
+    t = gpu.torch()
+    shape, lse_shape = (*q.shape[:2], dim_v), tuple(q.shape[:2])
+    if out is None:
+        out = q.new_empty(shape, dtype=q.dtype if out_dtype is None else out_dtype)
+    if not want_lse:
+        lse = None
+    elif lse is None:
+        lse = q.new_empty(lse_shape, dtype=t.float32)
+    for name, array, wanted in (("out", out, shape), ("lse", lse, lse_shape)):
+        if array is not None and tuple(array.shape) != wanted:
+            raise ValueError(f"{name}: wanted {list(wanted)}, got {list(array.shape)}")
+    return out, lse
+
+
+def finish(out, lse, v_scale):
+    if lse is not None:
+        lse.mul_(float(LOG2E))
+    if v_scale is not None:
+        out.mul_(v_scale)
+    return out, lse
+
+
+def empty(out, lse):
+    """What attention over no key gives."""
+    out.zero_()
+    return out, None if lse is None else lse.fill_(-np.inf)
+
+
+class DevicePlan:
+    """A plan's integers on the GPU, and the workspace that has planned them.
+
+    In graph mode the integers lie at fixed places, as wide as the buffers allow, and each kind of
+    call has a workspace of its own, which plan() plans anew: a captured graph holds layers only.
+    """
+
+    def __init__(self, device, fixed_width=None):
+        self._device, self._fixed_width = device, fixed_width
+        self._space = gpu.Space(device) if fixed_width is None else None
+        self._spaces = {}  # graph mode: kind -> (space, call's plan)
+        self._sized, self._planned = set(), None
+        self._lens = self._offsets = self._table = None
+
+    def set(self, keys, offsets, most, page_size):
+        """keys and offsets of the host; most: new tokens of one sequence, 0 for all of them."""
+        t = gpu.torch()
+        b = keys.kv_lens.shape[0]
+        packed = np.concatenate([keys.kv_lens, offsets]).astype(np.int32)
+        self._most = most
+        if self._fixed_width is None:
+            table = keys.page_table if keys.page_table is not None else keys.rows[:, None]
+            ints = np.concatenate([packed, table.reshape(-1)]).astype(np.int32)
+            ints = t.from_numpy(ints).to(self._device, non_blocking=True)
+            self._lens, self._offsets = ints[:b], ints[b : 2 * b + 1]
+            self._table = ints[2 * b + 1 :].view(b, -1) if b else None
+            if keys.page_table is None and b:
+                self._table = self._table + gpu.steps(0, 1, max(keys.longest, 1), self._device)
+            self._max_kv_len = max(keys.longest, 1)
+            self._sized.clear()
+        else:
+            self._fill(packed, keys.page_table, b)
+            self._max_kv_len = self._fixed_width * page_size
+        self._planned = None
+        for space, plan in self._spaces.values():
+            if plan is not None:
+                space.plan(*plan)
+
+    def _fill(self, packed, table, b):
+        t = gpu.torch()
+        if self._lens is None:
+            fixed = t.zeros(2 * b + 1, dtype=t.int32, device=self._device)
+            self._lens, self._offsets = fixed[:b], fixed[b:]
+            self._packed = fixed
+            shape = (b, self._fixed_width)
+            self._table = t.zeros(shape, dtype=t.int32, device=self._device)
+        if table.shape[1] > self._fixed_width:
+            raise ValueError(
+                f"indices: wanted at most {self._fixed_width} pages of a sequence (of the buffer, "
+                f"or of the first plan's block_tables), got {table.shape[1]}"
+            )
+        self._packed.copy_(t.from_numpy(packed), non_blocking=True)
+        self._table[:, : table.shape[1]].copy_(t.from_numpy(table), non_blocking=True)
+
+    def get(self, device, kind, sizes, what):
+        """As gpu.Spaces.get."""
+        if self._fixed_width is None:
+            if gpu.capturing():
+                raise RuntimeError(f"{what}: wanted use_cuda_graph in a capture, got a plain one")
+            if kind not in self._sized:
+                if self._space.fit(sizes(self._space.workspace)):
+                    self._planned = None
+                self._sized.add(kind)
+            return self._space
+        if kind not in self._spaces:
+            if gpu.capturing():
+                raise RuntimeError(
+                    f"{what}: wanted a run like it before the capture of a CUDA graph, got none"
+                )
+            space = gpu.Space(device)
+            space.fit(sizes(space.workspace))
+            self._spaces[kind] = (space, None)
+        self._kind = kind
+        return self._spaces[kind][0]
+
+    def attend(self, q, k, v, maths, out, lse, want_lse, scales, sinks, out_dtype):
+        """(out, lse or None) of one layer: k, v [N, P, Hk, D] over the plan's pages."""
+        q, k, v = gpu.checked(q, q=q, k=k, v=v)
+        check_lse(maths, want_lse)
+        out, lse = results(q, v.shape[-1], out, lse, want_lse, out_dtype)
+        arithmetic = options(maths, q.device, q.shape[1], scales, sinks)
+        if self._table is None or not q.shape[0] or k.numel() == 0:
+            return empty(out, lse)
+        keys = gpu.Keys(k, v, self._lens, self._table, None, self._max_kv_len)
+        most = min(self._most, q.shape[0])
+        call = gpu.Call(
+            "run",
+            q,
+            keys,
+            self._offsets,
+            arithmetic,
+            format="thd",
+            lse=lse,
+            out=out,
+            most=most,
+            owner=self,
+        )
+        self._plan(call, (keys, self._offsets, call.num_tokens, most))
+        call.attend()
+        return finish(out, lse, scales[2])
+
+    def _plan(self, call, plan):
+        """The step's plan is the same for all layers whose pools are as large."""
+        if self._fixed_width is not None:
+            space, planned = self._spaces[self._kind]
+            if planned is None:
+                space.plan(*plan)
+                self._spaces[self._kind] = (space, plan)
+            return
+        keys, _, num_tokens, most = plan
+        key = (tuple(keys.k.shape[:2]), num_tokens, most)
+        if self._planned != key:
+            call.plan()
+            self._planned = key
+
+
+def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None):
+    """(out, lse or None) of one sequence: q [n, Hq, D], k [L, Hk, D], v [L, Hk, Dv]."""
+    q, k, v = gpu.checked(q, q=q, k=k, v=v)
+    check_lse(maths, want_lse)
+    out, lse = results(q, v.shape[-1], None, None, want_lse, out_dtype)
+    arithmetic = options(maths, q.device, q.shape[1], scales, None)
+    if not q.shape[0] or k.numel() == 0:
+        return empty(out, lse)
+    n, length = q.shape[0], k.shape[0]
+    keys = gpu.Keys(k[None], v[None], gpu.full(1, length, q.device), None, None, length)
+    call = gpu.Call(
+        what,
+        q,
+        keys,
+        gpu.steps(0, n, 2, q.device),
+        arithmetic,
+        format="thd",
+        lse=lse,
+        out=out,
+        most=n,
+    )
+    call.plan()
+    call.attend()
+    return finish(out, lse, scales[2])
+
+
+def pages_of(paged_kv_cache, kv_layout):
+    """(k, v) [N, P, Hk, D] of one tensor [N, 2, ..] or a pair."""
+    if isinstance(paged_kv_cache, (tuple, list)):
+        k, v = paged_kv_cache
+    else:
+        if paged_kv_cache.dim() != 5 or paged_kv_cache.shape[1] != 2:
+            raise ValueError(
+                "paged_kv_cache: wanted [pages, 2, ...] of five axes, "
+                f"got {list(paged_kv_cache.shape)}"
+            )
+        k, v = paged_kv_cache[:, 0], paged_kv_cache[:, 1]
+    return (k.transpose(1, 2), v.transpose(1, 2)) if kv_layout == "HND" else (k, v)
+
+
+def append(k, v, batch_indices, positions, paged_kv_cache, indices, indptr, kv_layout):
+    """append_paged_kv_cache. Each token is a sequence of its own, whose only page is the token's.
+
+    One beyond its sequence's pages is skipped, as those with negative numbers are: nobody reads
+    them on the host.
+    """
+    t = gpu.torch()
+    k_pages, v_pages = pages_of(paged_kv_cache, kv_layout)
+    k, v, k_pages, v_pages = gpu.checked(
+        k, append_key=k, append_value=v, k_pages=k_pages, v_pages=v_pages
+    )
+    device, n = k.device, k.shape[0]
+    batch = gpu.ints(batch_indices, "batch_indices", device, n)
+    places = gpu.ints(positions, "positions", device, n)
+    ends, pages = gpu.ints(indptr, "kv_indptr", device), gpu.ints(indices, "kv_indices", device)
+    if not n or not pages.shape[0] or ends.shape[0] < 2:
+        return
+    page_size = k_pages.shape[1]
+    mine = batch.clamp(0, ends.shape[0] - 2).long()
+    entries = ends[mine] + t.div(places, page_size, rounding_mode="floor")
+    kept = (batch >= 0) & (batch < ends.shape[0] - 1) & (places >= 0) & (entries < ends[mine + 1])
+    lens = t.where(kept, places % page_size + 1, 0).to(t.int32)
+    table = pages[entries.clamp(0, pages.shape[0] - 1).long()][:, None]
+    keys = gpu.Keys(k_pages, v_pages, lens, table, None, page_size)
+    offsets = gpu.steps(0, 1, n + 1, device)
+    out = k.new_empty((n, k.shape[1], v.shape[2]))
+    arithmetic = gpu.Options(None, "causal", (-1, -1), 0.0)
+    call = gpu.Call(
+        "append_paged_kv_cache",
+        k,
+        keys,
+        offsets,
+        arithmetic,
+        format="thd",
+        lse=None,
+        out=out,
+        most=1,
+    )
+    call.append(k, v, keys, offsets, "thd", 1, None, None)
+
+
+def batch_indices_positions(append_indptr, seq_lens, nnz):
+    t = gpu.torch()
+    device = append_indptr.device
+    ends = gpu.ints(append_indptr, "append_indptr", device)
+    lens = gpu.ints(seq_lens, "seq_lens", device, ends.shape[0] - 1)
+    if not nnz or ends.shape[0] < 2:
+        return tuple(t.full((nnz,), -1, dtype=t.int32, device=device) for _ in range(2))
+    batch = gpu.owners(ends, nnz)
+    tokens = gpu.steps(0, 1, nnz, device)
+    there = tokens < ends[-1]
+    positions = lens[batch] - (ends[batch + 1] - tokens)
+    return t.where(there, batch, -1).to(t.int32), t.where(there, positions, -1).to(t.int32)

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attend_call.h"
+
+#include <algorithm>
+
+#include "names.h"
+
+namespace octavo::python {
+namespace {
+
+Array token_array(nb::handle q, TensorFormat format) {
+  Array array("q", q);
+  check_token_rank("q", array, format);
+  return array;
+}
+
+AttentionConfig sized(AttentionConfig config, const Array& q, const KvView& cache) {
+  set_sizes(q, cache, config);
+  return config;
+}
+
+}  // namespace
+
+void set_sizes(const Array& q, const KvView& cache, AttentionConfig& config) {
+  const auto extent = [](const TensorView& view, std::int32_t axis) {
+    return static_cast<std::int32_t>(
+        std::clamp<std::int64_t>(view.shape[static_cast<std::size_t>(axis)], 0, 0x7FFFFFFF));
+  };
+  config.num_q_heads = extent(q.view(), q.view().rank - 2);
+  config.head_dim = extent(q.view(), q.view().rank - 1);
+  config.num_kv_heads = extent(cache.k, 2);
+  config.head_dim_v = extent(cache.v, 3);
+}
+
+AttendCall::AttendCall(nb::handle q, const CacheWords& cache, const StepWords& step,
+                       nb::handle format, nb::handle out, nb::handle lse, const ConfigWords& config,
+                       const ExtraWords& extras)
+    : config_(config_of(config)),
+      inputs_{.format = format_named("format", format)},
+      q_(token_array(q, inputs_.format)),
+      cache_(cache),
+      step_(step, "q", q_, inputs_.format, cache_),
+      extras_(extras.sinks, extras.alibi_slopes, extras.rope, extras.positions,
+              sized(config_, q_, cache_.view()).num_q_heads, step_.arrays().num_tokens,
+              q_.device()),
+      out_("out", out, q_, OutShape(q_, cache_.view().v.shape[3]).span()),
+      lse_(lse, q_, step_.arrays().num_tokens,
+           q_.view().shape[static_cast<std::size_t>(q_.view().rank - 2)]) {
+  set_sizes(q_, cache_.view(), config_);
+  inputs_.q = q_.view();
+  extras_.set(inputs_);
+}
+
+}  // namespace octavo::python

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fronts' way for a GPU's tensors, tested in two frameworks.
+
+`Cuda` is PyTorch on a GPU; skipped where there is none. `StandIn` is for machines without one: the
+fronts take PyTorch's tensors of the host for a GPU's, and the library's calls run on the CPU, after
+they were held to what Workspace.plan was told. It tests the fronts' integers, and no kernel.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from frames import Torch
+
+import octavo
+from octavo.compat import _gpu
+
+
+class Cuda(Torch):
+    name = "cuda"
+
+    def make(self, x, dtype="f32"):
+        return super().make(x, dtype).cuda()
+
+    def ints(self, x, dtype=np.int32):
+        return super().ints(x, dtype).cuda()
+
+    def read(self, x):
+        return super().read(x.cpu())
+
+    def is_one(self, x):
+        return super().is_one(x) and x.is_cuda
+
+
+class StandIn(Torch):
+    name = "stand-in"
+
+
+def _place(x):
+    return None if x is None else (x.data_ptr(), tuple(x.shape))
+
+
+class Workspace:
+    """Holds calls to what was planned, and steps to their maxima, as the library does."""
+
+    def __init__(self, device):
+        self.step = None
+
+    def sizes(self, q, k_cache, v_cache, kv_lens, **words):
+        return octavo.WorkspaceSizes(256, 512)
+
+    def use(self, memory):
+        assert memory.numel() == 512
+
+    def plan(
+        self,
+        k_cache,
+        v_cache,
+        kv_lens,
+        *,
+        token_offsets,
+        num_tokens,
+        page_table=None,
+        row_indices=None,
+        max_new_tokens=0,
+        max_kv_len=0,
+    ):
+        for ints in (kv_lens, token_offsets, page_table, row_indices):
+            assert ints is None or str(ints.dtype) == "torch.int32"
+            assert ints is None or ints.is_contiguous()
+        ends, lens = token_offsets.numpy(), kv_lens.numpy()
+        capacity = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
+        assert max_kv_len <= capacity
+        assert ends[-1] <= num_tokens
+        if len(lens):
+            assert np.diff(ends).max() <= (max_new_tokens or num_tokens)
+            assert lens.max() <= (max_kv_len or capacity)
+        self.step = self.key(
+            k_cache,
+            kv_lens,
+            token_offsets,
+            page_table,
+            row_indices,
+            num_tokens,
+            max_new_tokens,
+            max_kv_len,
+        )
+
+    @staticmethod
+    def key(k_cache, kv_lens, offsets, table, rows, num_tokens, most, max_kv_len):
+        arrays = tuple(_place(x) for x in (kv_lens, offsets, table, rows))
+        return (tuple(k_cache.shape[:2]), arrays, num_tokens, most, max_kv_len)
+
+
+def _check_planned(x, k_cache, kv_lens, words):
+    workspace = words.pop("workspace")
+    most, max_kv_len = words.pop("max_new_tokens"), words.pop("max_kv_len")
+    num_tokens = x.shape[0] if words["format"] == "thd" else x.shape[0] * x.shape[1]
+    arrays = (words["token_offsets"], words["page_table"], words["row_indices"])
+    key = Workspace.key(k_cache, kv_lens, *arrays, num_tokens, most, max_kv_len)
+    assert workspace.step == key, "not the step that was planned"
+
+
+def stand_in(monkeypatch):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    attend, append_tokens = octavo.attend, octavo.append_tokens
+
+    def checked_attend(q, k_cache, v_cache, kv_lens, **words):
+        _check_planned(q, k_cache, kv_lens, words)
+        return attend(q, k_cache, v_cache, kv_lens, **words)
+
+    def checked_append(k, v, k_cache, v_cache, kv_lens, **words):
+        one_each = words["format"] == "thd" and words["max_new_tokens"] == 1
+        _check_planned(k, k_cache, kv_lens, words)
+        if one_each:  # on a GPU tokens that their length does not cover are left out
+            there = kv_lens > 0
+            k, v, kv_lens = k[there], v[there], kv_lens[there]
+            words["page_table"] = words["page_table"][there]
+            words["token_offsets"] = torch.arange(len(k) + 1, dtype=torch.int32)
+        append_tokens(k, v, k_cache, v_cache, kv_lens, **words)
+
+    monkeypatch.setattr(octavo, "Workspace", Workspace)
+    monkeypatch.setattr(octavo, "attend", checked_attend)
+    monkeypatch.setattr(octavo, "append_tokens", checked_append)
+    monkeypatch.setattr(_gpu, "on_gpu", lambda x: isinstance(x, torch.Tensor))
+    monkeypatch.setattr(_gpu, "capturing", lambda: False)
+    monkeypatch.setattr(_gpu, "stream_address", lambda device: 0)
+    monkeypatch.setattr(_gpu, "spaces", _gpu.Spaces())
+    return StandIn(torch)
+
+
+def cuda():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    try:
+        octavo.Workspace()
+    except octavo.NotCompiled as error:
+        pytest.skip(str(error))
+    return Cuda(torch)
+
+
+everywhere = pytest.mark.parametrize("frame", ["numpy", "torch", "stand-in", "cuda"], indirect=True)
+on_gpus = pytest.mark.parametrize("frame", ["stand-in", "cuda"], indirect=True)
