@@ -51,6 +51,8 @@ const std::vector<std::string>& suite() {
       "b2 q3 s60 hq4 hkv2 d32 p8 f32 w0,0 seed20",
       "b2 q3 s60 hq4 hkv2 d32 f16 full w-1,2 seed21",
       "b1 q1 s1500 hq2 hkv1 d32 f32 w100,0 seed22",
+      "b2 q200 s300 hq2 hkv2 d32 p8 f32 w2,0 seed33",
+      "b2 q200 s300 hq2 hkv1 d32 p8 bf16 full w1,3 seed34",
       "b2 q3 s60 hq4 hkv2 d32 f32 cap5 mag3 seed23",
       "b2 q3 s60 hq4 hkv2 d32 bf16 sinks seed24",
       "b2 q3 s60 hq6 hkv2 d32 f16 alibi sbhd seed25",
