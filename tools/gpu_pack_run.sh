@@ -15,9 +15,10 @@ case "$what" in
   test)
     "$here/bin/octavo" info
     "$here/bin/test_gpu" --gtest_brief=1 "$@"
-    # 3: a case was refused (FP8, and what cuDNN lacks) and none failed; the case of a full pool fails
+    # 3: a case was refused (FP8, what cuDNN and flash2 lack) and none failed; the case of a full pool fails
     # by intent.
-    for arguments in '--backend unfused' '--backend unfused --callers-cache' '--backend fused'; do
+    for arguments in '--backend unfused' '--backend unfused --callers-cache' '--backend fused' \
+      '--backend flash2' '--backend flash2 --callers-cache'; do
       status=0
       # shellcheck disable=SC2086 # options, word by word
       find "$here/data/cases" -name '*.safetensors' ! -name '*out_of_pages*' -print0 |

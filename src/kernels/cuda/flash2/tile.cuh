@@ -105,7 +105,7 @@ class KeyLoader {
   /// Looks up the rows of a tile for the next load_keys and load_values. Keys that none of the
   /// tokens sees, and pages outside the pool, read as zeros: what lies there never spreads.
   __device__ void look_up(int tile) {
-    k_from_ = v_from_ = -1;
+    k_from_ = v_from_ = kNowhere;
     const std::int32_t key = tile * kTileKeys + first_row_ + lane_ % kWarpKeys;
     if (tile >= item_.end_tile || key < item_.begin_key || key >= item_.end_key) return;
     const KvPages& kv = w_.attend.kv;
@@ -126,6 +126,9 @@ class KeyLoader {
   }
 
  private:
+  /// Zeros are to be had. Strides may be negative, so that no offset below 0 will do.
+  static constexpr std::int64_t kNowhere = -0x7FFFFFFFFFFFFFFF - 1;
+
   __device__ void load(const void* data, std::int64_t own_from, int dim, SmemAddress to) const {
     constexpr int kChunks = TileShape<kDim>::kChunks;
     constexpr int kRowsAtOnce = kLanes / kChunks;
@@ -135,7 +138,7 @@ class KeyLoader {
     for (int at = 0; at < kWarpKeys; at += kRowsAtOnce) {
       const int row = at + lane_ / kChunks;
       const std::int64_t from = __shfl_sync(kAllLanes, own_from, row);
-      const bool valid = from >= 0 && chunk * kChunk < dim;
+      const bool valid = from != kNowhere && chunk * kChunk < dim;
       cuda::copy_async(to + place_of<kDim>(first_row_ + row, chunk),
                        bytes + (valid ? (from + chunk * kChunk) * 2 : 0), valid);
     }
@@ -145,8 +148,8 @@ class KeyLoader {
   const Item& item_;
   int lane_;
   int first_row_;
-  std::int64_t k_from_ = -1;  ///< Elements; -1: zeros.
-  std::int64_t v_from_ = -1;
+  std::int64_t k_from_ = kNowhere;  ///< Elements.
+  std::int64_t v_from_ = kNowhere;
 };
 
 }  // namespace octavo::kernels::flash2
