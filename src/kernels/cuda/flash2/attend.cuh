@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One item of a step by one block of four warps, sixteen rows a warp: online softmax over key tiles
-// that come through a ring of buffers.
+// One item of a step by one block of four warps: online softmax over key tiles that come through a
+// ring of buffers.
+//
+// An item of more than 16 rows has them dealt to the warps, sixteen each, and every warp looks at
+// all keys. With up to 16 rows (decode) the keys are dealt instead: of each tile a warp looks at
+// the sixteen that it brought itself, so that warps need not wait for each other before the end,
+// when their sums are added in the order of the warps.
 //
 // Each tile of K and of V is a group of copies of its own, in the order K0 V0 K1 V1 …, so that
 // with kStages tiles under way a wait for the next to be used leaves 2 kStages - 1 groups.
@@ -9,200 +14,37 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/cuda/flash2/finish.cuh"
-#include "kernels/cuda/flash2/tile.cuh"
+#include "kernels/cuda/flash2/products.cuh"
 
 namespace octavo::kernels::flash2 {
 
-inline constexpr int kKeyTiles = kTileKeys / 8;  ///< Products of 16 x 8 that a warp's scores are.
-
-/// A thread's share of a warp's scores: elements 0, 1 of row lane / 4 and 2, 3 of the row 8 below,
-/// at keys 8 n + 2 (lane % 4) + {0, 1} of the tile. Two rows a thread.
-struct RowMask {
-  std::int32_t begin[2] = {0, 0};  ///< Keys that the row sees.
-  std::int32_t end[2] = {0, 0};
-  std::int32_t position[2] = {0, 0};
-  float slope[2] = {0.0F, 0.0F};  ///< In units of log2(e).
-};
-
-/// The token and query head of row `row` of the item's tile; false where there is none.
-struct RowPlace {
-  bool exists = false;
-  std::int32_t token = 0;
-  std::int32_t head = 0;
-};
-__device__ inline RowPlace place_of_row(const Item& item, int row) {
-  if (row >= item.num_rows()) return {};
-  return {true, item.first_token + row / item.num_heads, item.first_head + row % item.num_heads};
-}
-
-__device__ inline RowMask row_mask(const Work& w, const Item& item, int first_row) {
-  const AttendParams& a = w.attend;
-  RowMask mask;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const RowPlace place = place_of_row(item, first_row + 8 * r);
-    if (!place.exists) continue;
-    const std::int64_t position = item.first_position + place.token - item.first_token;
-    const KeyRange keys =
-        visible_keys(a.causal, a.window_left, a.window_right, position, item.kv_len);
-    mask.begin[r] = static_cast<std::int32_t>(keys.begin);
-    mask.end[r] = static_cast<std::int32_t>(keys.end);
-    mask.position[r] = static_cast<std::int32_t>(position);
-    if (a.alibi_slopes != nullptr) mask.slope[r] = a.alibi_slopes[place.head] * kLog2E;
-  }
-  return mask;
-}
-
-using Scores = float[kKeyTiles][4];
-
-/// scores = q kᵀ of a warp's rows and a tile's keys.
-template <typename T, int kDim>
-__device__ void multiply_keys(Scores& scores, SmemAddress q, SmemAddress k, int warp, int lane) {
-#pragma unroll
-  for (auto& score : scores) {
-    for (float& value : score) value = 0.0F;
-  }
-  const int matrix = lane / 8;
-  const int q_row = warp * kWarpRows + matrix % 2 * 8 + lane % 8;
-  const int k_row = matrix / 2 * 8 + lane % 8;
-#pragma unroll
-  for (int d = 0; d < kDim / 16; ++d) {
-    std::uint32_t rows[4];
-    cuda::load_matrices(rows, q + place_of<kDim>(q_row, 2 * d + matrix / 2));
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; n += 2) {
-      std::uint32_t keys[4];
-      cuda::load_matrices(keys, k + place_of<kDim>(n * 8 + k_row, 2 * d + matrix % 2));
-      cuda::multiply_add<T>(scores[n], rows, keys[0], keys[1]);
-      cuda::multiply_add<T>(scores[n + 1], rows, keys[2], keys[3]);
-    }
-  }
-}
-
-/// out += weights v; the weights are rounded to T.
-template <typename T, int kDim>
-__device__ void multiply_values(float (&out)[kDim / 8][4], const Scores& weights, SmemAddress v,
-                                int lane) {
-  const int matrix = lane / 8;
-  const int v_row = matrix % 2 * 8 + lane % 8;
-#pragma unroll
-  for (int n = 0; n < kKeyTiles; n += 2) {
-    const std::uint32_t rows[4] = {cuda::pack_pair<T>(weights[n][0], weights[n][1]),
-                                   cuda::pack_pair<T>(weights[n][2], weights[n][3]),
-                                   cuda::pack_pair<T>(weights[n + 1][0], weights[n + 1][1]),
-                                   cuda::pack_pair<T>(weights[n + 1][2], weights[n + 1][3])};
-#pragma unroll
-    for (int d = 0; d < kDim / 8; d += 2) {
-      std::uint32_t values[4];
-      cuda::load_matrices_transposed(values, v + place_of<kDim>(n * 8 + v_row, d + matrix / 2));
-      cuda::multiply_add<T>(out[d], rows, values[0], values[1]);
-      cuda::multiply_add<T>(out[d + 1], rows, values[2], values[3]);
-    }
-  }
-}
-
-/// Products to logits in units of log2(e): scale, softcap, ALiBi, mask.
-__device__ inline void to_logits(const AttendParams& a, const RowMask& mask, int first_key,
-                                 bool masked, Scores& scores) {
-  if (a.softcap > 0.0F) {
-    const float factor = a.scale / a.softcap;
-    const float cap = a.softcap * kLog2E;
-#pragma unroll
-    for (auto& score : scores) {
-      for (float& value : score) value = cap * tanhf(value * factor);
-    }
-  } else {
-    const float factor = a.scale * kLog2E;
-#pragma unroll
-    for (auto& score : scores) {
-      for (float& value : score) value *= factor;
-    }
-  }
-  if (a.alibi_slopes != nullptr) {
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n) {
-      for (int e = 0; e < 4; ++e) {
-        const int key = first_key + n * 8 + e % 2;
-        scores[n][e] -= mask.slope[e / 2] * static_cast<float>(abs(mask.position[e / 2] - key));
-      }
-    }
-  }
-  if (masked) {
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n) {
-      for (int e = 0; e < 4; ++e) {
-        const int key = first_key + n * 8 + e % 2;
-        if (key < mask.begin[e / 2] || key >= mask.end[e / 2]) scores[n][e] = -INFINITY;
-      }
-    }
-  }
-}
-
-/// Over the four lanes that share a row.
-__device__ inline float largest_of_row(float value) {
-  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
-  return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
-}
-__device__ inline float sum_of_row(float value) {
-  value += __shfl_xor_sync(kAllLanes, value, 1);
-  return value + __shfl_xor_sync(kAllLanes, value, 2);
-}
-
-/// Logits to weights, with what was summed before scaled to the new largest. `sum` is the thread's
-/// own keys' alone.
-template <int kDim>
-__device__ void weigh(Scores& scores, RowStats (&stats)[2], float (&out)[kDim / 8][4]) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float max = stats[r].max;
-#pragma unroll
-    for (auto& score : scores) max = fmaxf(max, fmaxf(score[2 * r], score[2 * r + 1]));
-    max = largest_of_row(max);
-    const float base = max == -INFINITY ? 0.0F : max;  // a row that has seen nothing: weights 0
-    const float shrink = cuda::fast_exp2(stats[r].max - base);
-    float sum = stats[r].sum * shrink;
-#pragma unroll
-    for (auto& score : scores) {
-      for (int e = 2 * r; e < 2 * r + 2; ++e) {
-        score[e] = cuda::fast_exp2(score[e] - base);
-        sum += score[e];
-      }
-    }
-    stats[r] = {max, sum};
-#pragma unroll
-    for (auto& part : out) {
-      part[2 * r] *= shrink;
-      part[2 * r + 1] *= shrink;
-    }
-  }
-}
-
-template <typename T, int kDim>
+/// Writes dims 8 first_tile … of a row, 8 kTiles of them.
+template <typename T, int kDim, int kTiles>
 __device__ void write_row(const Work& w, const Item& item, const RowPlace& place, RowStats stats,
-                          const float (&out)[kDim / 8][4], int r, int lane) {
+                          const float (&out)[kTiles][4], int first_tile, int r, int lane) {
   const AttendParams& a = w.attend;
-  const int first = 2 * (lane % 4);
+  const int first = first_tile * 8 + 2 * (lane % 4);
+  const bool writes_stats = first_tile == 0 && lane % 4 == 0;
   if (item.num_splits > 1) {
     const std::int64_t row =
         w.cut.partial_offsets[item.b] + std::int64_t{place.token} * item.num_splits + item.split;
     const std::int64_t at = row * a.num_q_heads + place.head;
-    if (lane % 4 == 0) w.stats[at] = stats;
+    if (writes_stats) w.stats[at] = stats;
     if (stats.sum == 0.0F) return;
 #pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
+    for (int n = 0; n < kTiles; ++n) {
       *reinterpret_cast<float2*>(w.partials + at * kDim + n * 8 + first) = {out[n][2 * r],
                                                                             out[n][2 * r + 1]};
     }
     return;
   }
-  if (lane % 4 == 0) write_lse(a, item.b, place.token, place.head, stats);
+  if (writes_stats) write_lse(a, item.b, place.token, place.head, stats);
   const float factor = factor_of(a, place.head, stats);
   const std::int64_t to = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
                           place.head * a.out_layout.head_stride + first;
 #pragma unroll
-  for (int n = 0; n < kDim / 8; ++n) {
-    if (n * 8 >= a.head_dim_v) break;
+  for (int n = 0; n < kTiles; ++n) {
+    if ((first_tile + n) * 8 >= a.head_dim_v) break;
     const float low = out[n][2 * r] * factor;
     const float high = out[n][2 * r + 1] * factor;
     if (w.out_in_pairs) {
@@ -215,79 +57,203 @@ __device__ void write_row(const Work& w, const Item& item, const RowPlace& place
   }
 }
 
+/// The item's shared memory, and the tiles on their way to it.
+template <int kDim>
+class Ring {
+ public:
+  static constexpr int kStages = TileShape<kDim>::kStages;
+  static constexpr int kPending = 2 * kStages - 1;
+
+  __device__ Ring(const Work& w, const Item& item, const unsigned char* smem)
+      : loader_(w, item), end_tile_(item.end_tile), q_(cuda::smem_address(smem)) {
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) {
+      const bool exists = item.first_tile + s < item.end_tile;
+      loader_.look_up(item.first_tile + s);
+      stage_ = s;
+      if (exists) loader_.load_keys(k());
+      cuda::commit_copies();
+      if (exists) loader_.load_values(v());
+      cuda::commit_copies();
+    }
+    stage_ = 0;
+    loader_.look_up(item.first_tile + kStages);
+  }
+
+  [[nodiscard]] __device__ SmemAddress q() const { return q_; }
+  [[nodiscard]] __device__ SmemAddress k() const {
+    return q_ + (1 + stage_) * TileShape<kDim>::kBytes;
+  }
+  [[nodiscard]] __device__ SmemAddress v() const {
+    return q_ + (1 + kStages + stage_) * TileShape<kDim>::kBytes;
+  }
+
+  /// Nobody needs the keys of `tile` any more: those kStages on take their place.
+  __device__ void next_keys(int tile) {
+    if (tile + kStages < end_tile_) loader_.load_keys(k());
+    cuda::commit_copies();
+  }
+  /// The same of the values; the tile is done.
+  __device__ void next_values(int tile) {
+    if (tile + kStages < end_tile_) loader_.load_values(v());
+    cuda::commit_copies();
+    loader_.look_up(tile + kStages + 1);
+    stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
+  }
+
+ private:
+  KeyLoader<kDim> loader_;
+  int end_tile_;
+  SmemAddress q_;
+  int stage_ = 0;
+};
+
+/// Keys that every row of an item sees.
+__device__ inline KeyRange seen_by_all(const AttendParams& a, const Item& item) {
+  const std::int64_t last = item.first_position + item.num_tokens - 1;
+  return {
+      visible_keys(a.causal, a.window_left, a.window_right, last, item.kv_len).begin,
+      visible_keys(a.causal, a.window_left, a.window_right, item.first_position, item.kv_len).end};
+}
+
 template <typename T, int kDim>
-__device__ void attend_block(const Work& w, const Frequencies& frequencies, unsigned char* smem) {
-  using Shape = TileShape<kDim>;
-  constexpr int kStages = Shape::kStages;
-  const Item item = item_of_block(w);
-  if (item.num_tokens == 0) return;
+__device__ void attend_dealt_rows(const Work& w, const Item& item, Ring<kDim>& ring) {
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-
-  const SmemAddress q = cuda::smem_address(smem);
-  const auto k_of = [&](int stage) { return q + (1 + stage) * Shape::kBytes; };
-  const auto v_of = [&](int stage) { return q + (1 + kStages + stage) * Shape::kBytes; };
-
-  KeyLoader<kDim> loader(w, item);
-#pragma unroll
-  for (int s = 0; s < kStages; ++s) {
-    loader.look_up(item.first_tile + s);
-    if (item.first_tile + s < item.end_tile) loader.load_keys(k_of(s));
-    cuda::commit_copies();
-    if (item.first_tile + s < item.end_tile) loader.load_values(v_of(s));
-    cuda::commit_copies();
-  }
-  load_queries<T, kDim>(w, frequencies, item, smem);
-  loader.look_up(item.first_tile + kStages);
-
-  const int first_row = warp * kWarpRows + lane / 4;
   const bool has_rows = warp * kWarpRows < item.num_rows();
+  const int first_row = warp * kWarpRows + lane / 4;
   const RowMask mask = row_mask(w, item, first_row);
-  // Tiles between these are seen whole by every row.
-  const std::int64_t last_position = item.first_position + item.num_tokens - 1;
-  const KeyRange whole{visible_keys(w.attend.causal, w.attend.window_left, w.attend.window_right,
-                                    last_position, item.kv_len)
-                           .begin,
-                       visible_keys(w.attend.causal, w.attend.window_left, w.attend.window_right,
-                                    item.first_position, item.kv_len)
-                           .end};
-
+  const KeyRange whole = seen_by_all(w.attend, item);
   float out[kDim / 8][4] = {};
   RowStats stats[2] = {{-INFINITY, 0.0F}, {-INFINITY, 0.0F}};
-  int stage = 0;
 #pragma unroll 1
   for (int tile = item.first_tile; tile < item.end_tile; ++tile) {
-    const bool more = tile + kStages < item.end_tile;
-    Scores scores;
-    cuda::wait_copies<2 * kStages - 1>();
+    Scores<kTileKeys / 8> scores;
+    cuda::wait_copies<Ring<kDim>::kPending>();
     __syncthreads();
-    if (has_rows) multiply_keys<T, kDim>(scores, q, k_of(stage), warp, lane);
-    __syncthreads();
-    if (more) loader.load_keys(k_of(stage));
-    cuda::commit_copies();
     if (has_rows) {
-      const int first_key = tile * kTileKeys;
-      const bool masked = first_key < whole.begin || first_key + kTileKeys > whole.end;
-      to_logits(w.attend, mask, first_key + 2 * (lane % 4), masked, scores);
-      weigh<kDim>(scores, stats, out);
+      multiply_keys<T, kDim, kTileKeys / 8>(scores, ring.q(), warp * kWarpRows, ring.k(), 0, lane);
     }
-    cuda::wait_copies<2 * kStages - 1>();
     __syncthreads();
-    if (has_rows) multiply_values<T, kDim>(out, scores, v_of(stage), lane);
+    ring.next_keys(tile);
+    if (has_rows) {
+      const int key = tile * kTileKeys;
+      const bool masked = key < whole.begin || key + kTileKeys > whole.end;
+      to_logits<kTileKeys / 8>(w.attend, mask, key + 2 * (lane % 4), masked, scores);
+      weigh<kDim, kTileKeys / 8>(scores, stats, out);
+    }
+    cuda::wait_copies<Ring<kDim>::kPending>();
     __syncthreads();
-    if (more) loader.load_values(v_of(stage));
-    cuda::commit_copies();
-    loader.look_up(tile + kStages + 1);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+    if (has_rows) multiply_values<T, kDim, kTileKeys / 8>(out, scores, ring.v(), 0, lane);
+    __syncthreads();
+    ring.next_values(tile);
   }
   cuda::wait_copies<0>();
-
   if (!has_rows) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     stats[r].sum = sum_of_row(stats[r].sum);
     const RowPlace place = place_of_row(item, first_row + 8 * r);
-    if (place.exists) write_row<T, kDim>(w, item, place, stats[r], out, r, lane);
+    if (place.exists) write_row<T, kDim, kDim / 8>(w, item, place, stats[r], out, 0, r, lane);
+  }
+}
+
+/// Adds the sums that the warps have of the same rows; each warp ends up with a quarter of the dims
+/// and writes it.
+template <typename T, int kDim>
+__device__ void add_warps(const Work& w, const Item& item, RowStats (&stats)[2],
+                          const float (&out)[kDim / 8][4], unsigned char* smem) {
+  constexpr int kTiles = kDim / 8;
+  constexpr int kOwnTiles = kTiles / kWarps;
+  static_assert(kWarps * kTiles * 4 * kLanes * sizeof(float) <=
+                TileShape<kDim>::kSmemBytes - TileShape<kDim>::kBytes);
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  auto* all_stats = reinterpret_cast<RowStats*>(smem);  // [warps, 2, lanes], where q was
+  auto* all_out =
+      reinterpret_cast<float*>(smem + TileShape<kDim>::kBytes);  // [warps, tiles, 4, lanes]
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    stats[r].sum = sum_of_row(stats[r].sum);
+    all_stats[(warp * 2 + r) * kLanes + lane] = stats[r];
+  }
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) all_out[((warp * kTiles + n) * 4 + e) * kLanes + lane] = out[n][e];
+  }
+  __syncthreads();
+  float own[kOwnTiles][4] = {};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float max = -INFINITY;
+#pragma unroll
+    for (int from = 0; from < kWarps; ++from)
+      max = fmaxf(max, all_stats[(from * 2 + r) * kLanes + lane].max);
+    RowStats sums{max, 0.0F};
+    const float base = max == -INFINITY ? 0.0F : max;
+#pragma unroll
+    for (int from = 0; from < kWarps; ++from) {
+      const RowStats part = all_stats[(from * 2 + r) * kLanes + lane];
+      const float share = cuda::fast_exp2(part.max - base);
+      sums.sum += part.sum * share;
+#pragma unroll
+      for (int n = 0; n < kOwnTiles; ++n) {
+        const int tile = from * kTiles + warp * kOwnTiles + n;
+#pragma unroll
+        for (int e = 2 * r; e < 2 * r + 2; ++e)
+          own[n][e] += all_out[(tile * 4 + e) * kLanes + lane] * share;
+      }
+    }
+    const RowPlace place = place_of_row(item, lane / 4 + 8 * r);
+    if (place.exists)
+      write_row<T, kDim, kOwnTiles>(w, item, place, sums, own, warp * kOwnTiles, r, lane);
+  }
+}
+
+template <typename T, int kDim>
+__device__ void attend_dealt_keys(const Work& w, const Item& item, Ring<kDim>& ring,
+                                  unsigned char* smem) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int first_key = static_cast<int>(threadIdx.x) / kLanes * kWarpKeys;
+  const RowMask mask = row_mask(w, item, lane / 4);
+  const KeyRange whole = seen_by_all(w.attend, item);
+  float out[kDim / 8][4] = {};
+  RowStats stats[2] = {{-INFINITY, 0.0F}, {-INFINITY, 0.0F}};
+  __syncthreads();  // q is there
+#pragma unroll 1
+  for (int tile = item.first_tile; tile < item.end_tile; ++tile) {
+    Scores<kWarpKeys / 8> scores;
+    cuda::wait_copies<Ring<kDim>::kPending>();
+    __syncwarp();
+    multiply_keys<T, kDim, kWarpKeys / 8>(scores, ring.q(), 0, ring.k(), first_key, lane);
+    __syncwarp();
+    ring.next_keys(tile);
+    const int key = tile * kTileKeys + first_key;
+    const bool masked = key < whole.begin || key + kWarpKeys > whole.end;
+    to_logits<kWarpKeys / 8>(w.attend, mask, key + 2 * (lane % 4), masked, scores);
+    weigh<kDim, kWarpKeys / 8>(scores, stats, out);
+    cuda::wait_copies<Ring<kDim>::kPending>();
+    __syncwarp();
+    multiply_values<T, kDim, kWarpKeys / 8>(out, scores, ring.v(), first_key, lane);
+    __syncwarp();
+    ring.next_values(tile);
+  }
+  cuda::wait_copies<0>();
+  add_warps<T, kDim>(w, item, stats, out, smem);
+}
+
+template <typename T, int kDim>
+__device__ void attend_block(const Work& w, const Frequencies& frequencies, unsigned char* smem) {
+  const Item item = item_of_block(w);
+  if (item.num_tokens == 0) return;
+  Ring<kDim> ring(w, item, smem);
+  load_queries<T, kDim>(w, frequencies, item, smem);
+  if (item.num_rows() > kWarpRows) {
+    attend_dealt_rows<T, kDim>(w, item, ring);
+  } else {
+    attend_dealt_keys<T, kDim>(w, item, ring, smem);
   }
 }
 
