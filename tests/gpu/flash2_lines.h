@@ -36,11 +36,11 @@ inline std::vector<std::string> flash2_lines() {
         "b1 q3 s100 steps2 hq260 hkv2 d32 p16 f16 seed408",
         "b2 q5 s150 steps2 hq8 hkv2 d96 dv136 p48 bf16 full seed409",
         // Splits, with all that a combination must get right.
-        "b1 q1 s5000 steps3 hq8 hkv1 d128 p16 bf16 seed410",
-        "b3 q4 s3000 steps3 hq8 hkv2 d64 p1 f16 sinks alibi seed411",
-        "b2 q16 s2500 steps2 hq12 hkv1 d128 p16 bf16 cap5 sinks bshd seed412",
-        "b2 q2 s4000 steps2 hq6 hkv2 d256 p256 f16 full w2000,10 seed413",
-        "b4 q1 s2000 steps8 hq4 hkv1 d64 p4 bf16 life w1500,0 seed414"}) {
+        "b1 q1 s1300 steps3 hq4 hkv1 d128 p16 bf16 seed410",
+        "b2 q4 s900 steps3 hq4 hkv2 d64 p1 f16 sinks alibi seed411",
+        "b1 q16 s900 steps2 hq6 hkv1 d128 p16 bf16 cap5 sinks bshd seed412",
+        "b1 q2 s900 steps2 hq3 hkv1 d256 p256 f16 full w500,10 seed413",
+        "b3 q1 s700 steps8 hq4 hkv1 d64 p4 bf16 life w500,0 seed414"}) {
     lines.emplace_back(line);
   }
   return lines;

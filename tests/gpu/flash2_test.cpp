@@ -142,8 +142,8 @@ TEST_P(GpuFlash2Batch, MatesDoNotShowInInvariantMode) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Flash2, GpuFlash2Batch,
-                         Values("b5 q1 s3000 steps3 hq8 hkv2 d64 p16 bf16 seed431",
-                                "b3 q9 s1500 steps2 hq6 hkv1 d128 p7 f16 seed432"),
+                         Values("b4 q1 s800 steps3 hq4 hkv2 d64 p16 bf16 seed431",
+                                "b2 q9 s600 steps2 hq3 hkv1 d128 p7 f16 seed432"),
                          line_name);
 
 class GpuFlash2Refusal : public Flash2Test<std::string> {};

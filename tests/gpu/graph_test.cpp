@@ -141,8 +141,8 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(CacheKind::Paged, CacheKind::Contiguous),
         ::testing::Values("b4 q3 s30 steps24 hq3 hkv1 d16 p1 bf16 life sbhd seed30",
                           "b4 q9 s20 steps24 hq2 hkv2 d8 p7 f16 life bshd sinks w11,0 seed31",
-                          "b4 q3 s2000 steps8 hq8 hkv2 d128 p16 bf16 life seed126",
-                          "b8 q1 s900 steps4 hq4 hkv1 d256 p3 f16 seed127")));
+                          "b4 q3 s700 steps8 hq4 hkv2 d128 p16 bf16 life seed126",
+                          "b4 q1 s500 steps4 hq4 hkv1 d256 p3 f16 seed127")));
 
 /// `bounded`: the eager calls are sized by the same maxima.
 void expect_bits_of_eager_calls(const std::string& line, Backend backend, bool bounded) {
@@ -176,7 +176,7 @@ TEST_F(GpuTest, AReplayByFlash2GivesTheBitsOfAnyEagerCall) {
   require_backend(Backend::Flash2);
   if (IsSkipped()) return;
   for (const bool bounded : {true, false}) {
-    expect_bits_of_eager_calls("b4 q3 s2000 steps6 hq8 hkv2 d64 p4 bf16 life seed128",
+    expect_bits_of_eager_calls("b4 q3 s700 steps6 hq4 hkv2 d64 p4 bf16 life seed128",
                                Backend::Flash2, bounded);
   }
 }
