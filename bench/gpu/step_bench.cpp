@@ -127,7 +127,7 @@ void bench_steps(GpuClock& clock, const Report& report) {
   bench_plan(clock, report, 256, 4096, 16);
   bench_plan(clock, report, 256, 4096, 1);
   bench_plan(clock, report, 10'000, 128, 16);
-  for (const Backend backend : {Backend::Unfused, Backend::Fused}) {
+  for (const Backend backend : {Backend::Unfused, Backend::Flash2, Backend::Fused}) {
     if (backend == Backend::Fused && !has_fused()) continue;
     bench_decode(clock, report, backend, 4, 1000);
     bench_decode(clock, report, backend, 64, 1000);

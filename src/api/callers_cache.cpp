@@ -214,6 +214,7 @@ Explanation explain(const AttentionConfig& config, const KvView& cache, const La
   dispatch::Request request = dispatch::make_request(c, pages.dtype, device);
   request.dense_cache_rows = (pages.k.dim_stride == 1 || c.head_dim == 1) &&
                              (pages.v.dim_stride == 1 || c.head_dim_v == 1);
+  request.aligned_cache_rows = api::has_aligned_rows(pages);
   const bool has_q = inputs.q.rank > 0 && inputs.q.rank <= kMaxRank;
   if (has_q) {
     request.q_dtype = inputs.q.dtype;

@@ -60,8 +60,18 @@ kernels::AttendParams attend_params(const AttentionConfig& config, const LayerIn
   params.sinks = inputs.sinks;
   params.alibi_slopes = inputs.alibi_slopes;
   params.rope = rope_params(inputs, config.head_dim, batches.host, shape);
+  params.batch_invariant = config.batch_invariant;
   params.num_threads = config.num_threads;
   return params;
+}
+
+bool has_aligned_rows(const kernels::KvPages& pages) {
+  const auto aligned = [&](const kernels::PagedTensor& tensor) {
+    const std::int64_t strides = tensor.page_stride | tensor.slot_stride | tensor.head_stride;
+    return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 &&
+           strides * dtype_bytes(pages.dtype) % 16 == 0;
+  };
+  return aligned(pages.k) && aligned(pages.v);
 }
 
 dispatch::Request attend_request(const AttentionConfig& config, const kernels::AttendParams& params,
@@ -72,6 +82,7 @@ dispatch::Request attend_request(const AttentionConfig& config, const kernels::A
                              (params.kv.v.dim_stride == 1 || config.head_dim_v == 1);
   request.dense_token_rows = (params.q_layout.dim_stride == 1 || config.head_dim == 1) &&
                              (params.out_layout.dim_stride == 1 || config.head_dim_v == 1);
+  request.aligned_cache_rows = has_aligned_rows(params.kv);
   request.fused.q_len = shape.max_new_tokens;
   request.fused.kv_len = shape.max_kv_len;
   if (shape.device.type == DeviceType::Cuda) kernels::fused::describe(params, request.fused);

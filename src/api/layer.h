@@ -30,6 +30,9 @@ kernels::AttendParams attend_params(const AttentionConfig& config, const LayerIn
                                     const TensorView* lse);
 
 /// What the call asks of a backend.
+/// Whether every head of every slot of K and V begins at a multiple of 16 bytes.
+bool has_aligned_rows(const kernels::KvPages& pages);
+
 dispatch::Request attend_request(const AttentionConfig& config, const kernels::AttendParams& params,
                                  const StepShape& shape);
 

@@ -36,6 +36,16 @@ void describe_fused(BackendInfo& info) {
   info.usable = info.why_not.empty();
 }
 
+void describe_flash2(BackendInfo& info) {
+  constexpr std::int32_t kOldestSm = 80;
+  const device::GpuReport& report = device::gpu_report();
+  info.usable = !report.gpus.empty() && report.gpus.front().sm >= kOldestSm;
+  if (info.usable) return;
+  info.why_not = report.gpus.empty()
+                     ? fmt::format("no GPU ({})", report.why_none)
+                     : fmt::format("wanted sm80 or newer (found: sm{})", report.gpus.front().sm);
+}
+
 }  // namespace
 
 std::vector<BackendInfo> backends() {
@@ -48,6 +58,8 @@ std::vector<BackendInfo> backends() {
     if (!info.compiled) {
       info.why_not = backend == Backend::Fused
                          ? fmt::format("not compiled: {}", kernels::fused::why_not_compiled())
+                     : info.backend == Backend::Flash2
+                         ? fmt::format("not compiled: {}", device::gpu_report().why_none)
                          : std::string("not in this version");
     }
     switch (backend) {
@@ -70,6 +82,7 @@ std::vector<BackendInfo> backends() {
         break;
       case Backend::Flash2:
         info.description = "own kernels for NVIDIA GPUs, sm80 and up";
+        if (info.compiled) describe_flash2(info);
         break;
       case Backend::Flash3:
         info.description = "own kernels for NVIDIA GPUs, sm90a";

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dispatch/features.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "base/error.h"
 #include "device/gpu.h"
+#include "kernels/cuda/flash2/flash2.h"
 #include "kernels/cudnn/library.h"
 #include "kernels/cudnn/support.h"
 #include "kernels/params.h"
@@ -34,8 +36,9 @@ bool always(const Request& /*request*/) { return true; }
 bool on_gpu(const Request& request) { return request.device == DeviceType::Cuda; }
 
 bool runs_on(Backend backend, const Request& request) {
-  if (!on_gpu(request)) return backend != Backend::Fused;
-  return backend == Backend::Unfused && request.machine.cuda_compiled;
+  if (!on_gpu(request)) return backend == Backend::Cpu || backend == Backend::Unfused;
+  return (backend == Backend::Unfused || backend == Backend::Flash2) &&
+         request.machine.cuda_compiled;
 }
 
 bool has_bf16(const Request& request) {
@@ -45,6 +48,18 @@ bool has_bf16(const Request& request) {
 // The oldest GPUs: those that nvcc still builds for, and those that multiply BF16.
 constexpr std::int32_t kOldestSm = 75;
 constexpr std::int32_t kOldestBf16Sm = 80;
+constexpr std::int32_t kOldestFlash2Sm = 80;
+
+bool has_dtype(Backend backend, DType dtype) {
+  return is_float(dtype) && (backend != Backend::Flash2 || dtype != DType::F32);
+}
+
+bool has_dims(Backend backend, const Request& r) {
+  const std::int32_t widest = std::max(r.head_dim, r.head_dim_v);
+  if (backend != Backend::Flash2) return widest <= kernels::kMaxHeadDim;
+  return widest <= kernels::flash2::kWidestHead && r.head_dim % kernels::flash2::kDimStep == 0 &&
+         r.head_dim_v % kernels::flash2::kDimStep == 0;
+}
 
 // Host and GPU share a column where a backend has both: rows that ask for a device tell them apart.
 constexpr std::array kFeatures = {
@@ -52,7 +67,10 @@ constexpr std::array kFeatures = {
             [](const Request&) { return std::string("compiled into this build"); }},
     Feature{always, runs_on,
             [](const Request& r) { return fmt::format("device {}", to_string(r.device)); }},
-    Feature{on_gpu, [](Backend, const Request& r) { return r.machine.sm >= kOldestSm; },
+    Feature{on_gpu,
+            [](Backend backend, const Request& r) {
+              return r.machine.sm >= (backend == Backend::Flash2 ? kOldestFlash2Sm : kOldestSm);
+            },
             [](const Request& r) { return fmt::format("sm{}", r.machine.sm); }},
     Feature{[](const Request& r) { return on_gpu(r) && has_bf16(r); },
             [](Backend, const Request& r) { return r.machine.sm >= kOldestBf16Sm; },
@@ -61,15 +79,15 @@ constexpr std::array kFeatures = {
             [](Backend, const Request&) { return false; },
             [](const Request& r) { return fmt::format("compute {}", to_string(r.compute)); }},
     Feature{
-        always, [](Backend, const Request& r) { return is_float(r.cache_dtype); },
+        always, [](Backend backend, const Request& r) { return has_dtype(backend, r.cache_dtype); },
         [](const Request& r) { return fmt::format("cache dtype {}", to_string(r.cache_dtype)); }},
     Feature{[](const Request& r) { return r.q_dtype.has_value(); },
-            [](Backend, const Request& r) { return is_float(*r.q_dtype); },
-            [](const Request& r) { return fmt::format("q dtype {}", to_string(*r.q_dtype)); }},
-    Feature{always,
-            [](Backend, const Request& r) {
-              return r.head_dim <= kernels::kMaxHeadDim && r.head_dim_v <= kernels::kMaxHeadDim;
+            [](Backend backend, const Request& r) {
+              return has_dtype(backend, *r.q_dtype) &&
+                     (backend != Backend::Flash2 || *r.q_dtype == r.cache_dtype);
             },
+            [](const Request& r) { return fmt::format("q dtype {}", to_string(*r.q_dtype)); }},
+    Feature{always, has_dims,
             [](const Request& r) {
               return fmt::format("head_dim {}, head_dim_v {}", r.head_dim, r.head_dim_v);
             }},
@@ -83,6 +101,11 @@ constexpr std::array kFeatures = {
             [](const Request&) {
               return std::string("a last axis of q or out with a stride other than 1");
             }},
+    Feature{[](const Request& r) { return on_gpu(r) && !r.aligned_cache_rows; },
+            [](Backend backend, const Request&) { return backend == Backend::Unfused; },
+            [](const Request&) {
+              return std::string("rows of K or V that begin at no multiple of 16 bytes");
+            }},
 };
 
 /// On GPUs cuDNN has rows of its own instead of the table's.
@@ -90,9 +113,11 @@ bool has_own_rows(Backend backend, const Request& request) {
   return backend == Backend::Fused && on_gpu(request);
 }
 
-/// Under Auto, `fused` waits until cuDNN's decode gives the same bits each time
-/// (src/kernels/cudnn/README.md), and is left out where it is slow; naming it takes it.
+/// Under Auto, `flash2` waits until it was measured (src/kernels/cuda/flash2/README.md). `fused`
+/// waits until cuDNN's decode gives the same bits each time (src/kernels/cudnn/README.md), and is
+/// left out where it is slow; naming it takes it.
 bool taken_unnamed(Backend backend, const Request& request) {
+  if (backend == Backend::Flash2) return false;
   if (backend != Backend::Fused) return true;
   return request.machine.fused_repeats &&
          !kernels::fused::is_slow(request.fused.q_len, request.fused.kv_len);
@@ -175,6 +200,7 @@ std::span<const Backend> preference() { return kPreference; }
 
 bool is_compiled(Backend backend) {
   if (backend == Backend::Fused) return kernels::fused::is_compiled();
+  if (backend == Backend::Flash2) return device::gpu_report().compiled;
   return backend == Backend::Cpu || backend == Backend::Unfused;
 }
 

@@ -39,6 +39,7 @@ struct Request {
   std::int32_t head_dim_v = 0;
   bool dense_cache_rows = true;             ///< The last axis of K and V has stride 1.
   bool dense_token_rows = true;             ///< The same for q and the output.
+  bool aligned_cache_rows = true;           ///< Rows of K and V begin at multiples of 16 bytes.
   kernels::fused::SupportQuery fused = {};  ///< What cuDNN is asked beside all this.
 };
 

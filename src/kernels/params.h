@@ -193,6 +193,7 @@ struct AttendParams {
   const float* sinks = nullptr;         ///< [num_q_heads] or null
   const float* alibi_slopes = nullptr;  ///< [num_q_heads] or null
   RopeParams rope;                      ///< Of q.
+  bool batch_invariant = false;         ///< A GPU's split depends on the sequence alone.
   std::int32_t num_threads = 0;
 };
 

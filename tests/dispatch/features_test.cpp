@@ -4,6 +4,7 @@
 
 #include <octavo/error.h>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,6 +17,7 @@ namespace {
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Request on_gpu(std::int32_t sm, DType dtype) {
   Request request;
@@ -100,6 +102,35 @@ TEST(FeatureTable, KeepsFusedOffTheHost) {
   Request request = on_h200(DType::BF16);
   request.device = DeviceType::Cpu;
   EXPECT_THAT(explain(Backend::Fused, request).missing, Contains("device cpu"));
+}
+
+TEST(FeatureTable, SaysWhatFlash2Lacks) {
+  const auto missing = [](const Request& request) {
+    return explain(Backend::Flash2, request).missing;
+  };
+  EXPECT_THAT(missing(on_gpu(75, DType::F16)), Contains("sm75"));
+  EXPECT_THAT(missing(on_gpu(90, DType::F32)), Contains("cache dtype f32"));
+  Request request = on_gpu(80, DType::F16);
+  EXPECT_THAT(missing(request), Not(Contains("sm80")));
+  EXPECT_THAT(missing(request), Not(Contains("device cuda")));
+  request.q_dtype = DType::BF16;
+  EXPECT_THAT(missing(request), Contains("q dtype bf16"));
+  request.q_dtype = DType::F16;
+  EXPECT_THAT(missing(request), Not(Contains("q dtype f16")));
+  for (const std::int32_t dim : {20, 264, 576}) {
+    request.head_dim_v = dim;
+    EXPECT_THAT(missing(request), Contains(fmt::format("head_dim 64, head_dim_v {}", dim)));
+  }
+  request.head_dim_v = 256;
+  EXPECT_THAT(missing(request), Not(Contains("head_dim 64, head_dim_v 256")));
+  request.aligned_cache_rows = false;
+  EXPECT_THAT(missing(request), Contains("rows of K or V that begin at no multiple of 16 bytes"));
+  request.device = DeviceType::Cpu;
+  EXPECT_THAT(missing(request), Contains("device cpu"));
+}
+
+TEST(FeatureTable, LeavesFlash2ToThoseWhoNameIt) {
+  EXPECT_NE(explain_all(Backend::Auto, on_gpu(90, DType::BF16)).chosen, Backend::Flash2);
 }
 
 TEST(FeatureTable, TakesUnfusedOnAGpuByItself) {

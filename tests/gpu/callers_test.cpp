@@ -3,6 +3,7 @@
 #include "tests/gpu/callers.h"
 #include "testing/spec.h"
 #include "tests/conformance/suite.h"
+#include "tests/gpu/flash2_lines.h"
 
 #include <octavo/backend.h>
 #include <octavo/error.h>
@@ -27,12 +28,9 @@ using testkit::Comparison;
 using testkit::make_case;
 using testkit::parse_spec;
 
-/// The suite without whole lives: forks and cuts are what the caller does himself.
-std::vector<std::string> unfused_lines() {
-  std::vector<std::string> lines;
-  for (const std::string& line : conformance::suite()) {
-    if (line.find("life") == std::string::npos) lines.push_back(line);
-  }
+/// Lines without whole lives: forks and cuts are what the caller does himself.
+std::vector<std::string> without_lives(std::vector<std::string> lines) {
+  std::erase_if(lines, [](const std::string& line) { return line.find("life") != line.npos; });
   return lines;
 }
 
@@ -69,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(Unfused, Callers,
                          ::testing::Combine(Values(PoolLayout::Nhd, PoolLayout::Hnd,
                                                    PoolLayout::Interleaved, PoolLayout::Contiguous,
                                                    PoolLayout::InOrder),
-                                            ValuesIn(unfused_lines())),
+                                            ValuesIn(without_lives(conformance::suite()))),
                          callers_name);
 
 class FusedCallers : public Callers {
@@ -86,6 +84,23 @@ INSTANTIATE_TEST_SUITE_P(Fused, FusedCallers,
                          ::testing::Combine(Values(PoolLayout::Nhd, PoolLayout::Hnd,
                                                    PoolLayout::Contiguous, PoolLayout::InOrder),
                                             ValuesIn(kFusedLines)),
+                         callers_name);
+
+class Flash2Callers : public Callers {
+ protected:
+  void SetUp() override {
+    Callers::SetUp();
+    if (!IsSkipped() && !HasFatalFailure()) require_backend(Backend::Flash2);
+  }
+};
+
+TEST_P(Flash2Callers, CacheAgreesWithTheOracle) { expect_right(Backend::Flash2); }
+
+INSTANTIATE_TEST_SUITE_P(Flash2, Flash2Callers,
+                         ::testing::Combine(Values(PoolLayout::Nhd, PoolLayout::Hnd,
+                                                   PoolLayout::Interleaved, PoolLayout::Contiguous,
+                                                   PoolLayout::InOrder),
+                                            ValuesIn(without_lives(flash2_lines()))),
                          callers_name);
 
 /// A step of two sequences over a caller's cache, ready to run; tests spoil something.

@@ -123,17 +123,39 @@ INSTANTIATE_TEST_SUITE_P(
                                          "b8 q1 s60 steps4 hq8 hkv2 d128 p16 bf16 sbhd seed123",
                                          "b6 q2 s4 steps8 hq8 hkv2 d128 p4 bf16 seed124")));
 
-TEST_F(GpuTest, AReplayGivesTheBitsOfAnEagerCallWithTheSameMaxima) {
-  const Case value = make_case(parse_spec("b4 q3 s30 steps8 hq4 hkv2 d16 p4 bf16 life seed125"));
+class GraphedFlash2 : public GpuTestWith<std::tuple<CacheKind, std::string>> {
+ protected:
+  void SetUp() override {
+    GpuTestWith::SetUp();
+    if (!IsSkipped() && !HasFatalFailure()) require_backend(Backend::Flash2);
+  }
+};
+
+TEST_P(GraphedFlash2, ReplaysAWholeCaseByFlash2) {
+  expect_right(std::get<1>(GetParam()), Backend::Flash2, std::get<0>(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Flash2, GraphedFlash2,
+    ::testing::Combine(
+        ::testing::Values(CacheKind::Paged, CacheKind::Contiguous),
+        ::testing::Values("b4 q3 s30 steps24 hq3 hkv1 d16 p1 bf16 life sbhd seed30",
+                          "b4 q9 s20 steps24 hq2 hkv2 d8 p7 f16 life bshd sinks w11,0 seed31",
+                          "b4 q3 s700 steps8 hq4 hkv2 d128 p16 bf16 life seed126",
+                          "b4 q1 s500 steps4 hq4 hkv1 d256 p3 f16 seed127")));
+
+/// `bounded`: the eager calls are sized by the same maxima.
+void expect_bits_of_eager_calls(const std::string& line, Backend backend, bool bounded) {
+  const Case value = make_case(parse_spec(line));
   KvCache cache(gpu_config(value, 1));
   AttentionConfig config = value.attention;
-  config.backend = Backend::Unfused;
+  config.backend = backend;
   const Attention attention(config, cache.config());
   const StepMaxima maxima = maxima_of(value, 3);
   FixedTensors tensors(value, maxima);
   LayerTensors layer = tensors.layer();
   GraphedStep graph(attention, cache, maxima, {&layer, 1});
-  layer.inputs.maxima = &maxima;
+  if (bounded) layer.inputs.maxima = &maxima;
   for (const CaseStep& step : value.steps) {
     const StepPlan plan = begin_step(cache, step);
     tensors.upload(step);
@@ -142,6 +164,20 @@ TEST_F(GpuTest, AReplayGivesTheBitsOfAnEagerCallWithTheSameMaxima) {
     tensors.upload(step);
     graph.replay(plan);
     EXPECT_TRUE(tensors.results() == eager);
+  }
+}
+
+TEST_F(GpuTest, AReplayGivesTheBitsOfAnEagerCallWithTheSameMaxima) {
+  expect_bits_of_eager_calls("b4 q3 s30 steps8 hq4 hkv2 d16 p4 bf16 life seed125", Backend::Unfused,
+                             true);
+}
+
+TEST_F(GpuTest, AReplayByFlash2GivesTheBitsOfAnyEagerCall) {
+  require_backend(Backend::Flash2);
+  if (IsSkipped()) return;
+  for (const bool bounded : {true, false}) {
+    expect_bits_of_eager_calls("b4 q3 s700 steps6 hq4 hkv2 d64 p4 bf16 life seed128",
+                               Backend::Flash2, bounded);
   }
 }
 
@@ -339,7 +375,7 @@ TEST_P(CapturedByCaller, PlanServesOtherSteps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CapturedByCaller,
-                         ::testing::Values(Backend::Unfused, Backend::Fused),
+                         ::testing::Values(Backend::Unfused, Backend::Fused, Backend::Flash2),
                          conformance::backend_name);
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "device/gpu.h"
+#include "kernels/cuda/flash2/flash2.h"
 
 namespace octavo::dispatch {
 namespace {
@@ -22,6 +23,7 @@ std::int32_t longest_of(const kernels::StepLengths& lengths) {
 std::size_t BackendCalls::least_bytes(Backend backend, const kernels::AttendParams& params,
                                       const kernels::StepLengths& lengths) {
   if (backend == Backend::Fused) return fused_.bytes(params, lengths);
+  if (backend == Backend::Flash2) return kernels::flash2::workspace_bytes(params, lengths);
   OCTAVO_CHECK(backend == Backend::Unfused);
   return kernels::cuda::least_unfused_bytes(params.num_q_heads / params.num_kv_heads,
                                             params.head_dim, params.head_dim_v,
@@ -31,7 +33,7 @@ std::size_t BackendCalls::least_bytes(Backend backend, const kernels::AttendPara
 std::size_t BackendCalls::good_bytes(Backend backend, const kernels::AttendParams& params,
                                      const kernels::StepLengths& lengths) {
   const std::size_t least = least_bytes(backend, params, lengths);
-  if (backend == Backend::Fused) return least;
+  if (backend != Backend::Unfused) return least;
   return std::max(least,
                   std::min(kernels::cuda::whole_unfused_bytes(params, lengths), kGoodWorkspace));
 }
@@ -42,8 +44,8 @@ void BackendCalls::check(Backend backend, const kernels::AttendParams& params,
   if (workspace_bytes >= least) return;
   base::throw_mismatch(
       "workspace_bytes",
-      backend == Backend::Fused
-          ? fmt::format("at least {} by fused", least)
+      backend != Backend::Unfused
+          ? fmt::format("at least {} by {}", least, to_string(backend))
           : fmt::format("at least {} for {} tokens by unfused", least, longest_of(lengths)),
       workspace_bytes);
 }
@@ -53,9 +55,12 @@ void BackendCalls::attend(Backend backend, const kernels::AttendParams& params,
                           std::size_t workspace_bytes, Stream stream) {
   if (backend == Backend::Fused) {
     fused_.attend(params, lengths, workspace, workspace_bytes, stream);
+  } else if (backend == Backend::Flash2) {
+    fused_.new_step();  // the workspace is shared
+    kernels::flash2::attend(params, lengths, workspace, stream.handle);
   } else {
     OCTAVO_CHECK(backend == Backend::Unfused);
-    fused_.new_step();  // the workspace is shared
+    fused_.new_step();
     unfused_.attend(params, lengths, workspace, workspace_bytes, stream.handle);
   }
   device::sync_if_asked(stream, "attend");

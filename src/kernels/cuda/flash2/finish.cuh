@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of a row once all of its keys are summed: the factor of its output, and its LSE.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cuda/common/elements.cuh"
+#include "kernels/cuda/common/step.cuh"
+#include "kernels/cuda/flash2/work.h"
+
+namespace octavo::kernels::flash2 {
+
+inline constexpr int kLanes = 32;
+inline constexpr float kLog2E = 1.44269504F;
+inline constexpr float kLn2 = 0.693147181F;
+
+/// What a row's sum of weighted values is multiplied with, the sink in it. Relative to the larger
+/// of the two, so that neither exponential overflows.
+__device__ inline float factor_of(const AttendParams& a, int head, RowStats stats) {
+  if (stats.sum == 0.0F) return 0.0F;
+  if (a.sinks == nullptr) return 1.0F / stats.sum;
+  const float sink = a.sinks[head] * kLog2E;
+  if (sink <= stats.max) return 1.0F / (stats.sum + exp2f(sink - stats.max));
+  const float shrink = exp2f(stats.max - sink);
+  return shrink / (stats.sum * shrink + 1.0F);
+}
+
+__device__ inline void write_lse(const AttendParams& a, std::int32_t b, std::int32_t i,
+                                 std::int32_t head, RowStats stats) {
+  if (a.lse == nullptr) return;
+  const std::int64_t token = std::int64_t{a.batch.token_offsets[b]} + i;
+  a.lse[token * a.lse_token_stride + head * a.lse_head_stride] =
+      stats.sum == 0.0F ? -INFINITY : (stats.max + log2f(stats.sum)) * kLn2;
+}
+
+}  // namespace octavo::kernels::flash2

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels around an attention: the cut before it, the combination behind it.
+#include "kernels/cuda/flash2/cut.cuh"
+
+#include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/common/pad.cuh"
+#include "kernels/cuda/flash2/combine.cuh"
+
+namespace octavo::kernels::flash2 {
+namespace {
+
+__global__ void __launch_bounds__(kCutThreads) cut_kernel(const __grid_constant__ Work work) {
+  __shared__ CutTotals totals_smem[kCutWarps];
+  cut_block(work, totals_smem);
+}
+
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_kernel(const __grid_constant__ Work work) {
+  for (std::int64_t token = blockIdx.x; token < work.attend.batch.num_tokens; token += gridDim.x)
+    combine_token(work, token);
+}
+
+}  // namespace
+
+int cut_step(const Work& work, CUstream_st* stream) {
+  cut_kernel<<<1, kCutThreads, 0, stream>>>(work);
+  return cuda::launched();
+}
+
+int combine_partials(const Work& work, CUstream_st* stream) {
+  const unsigned blocks = cuda::grid_for(work.attend.batch.num_tokens, 1);
+  combine_kernel<<<blocks, kCombineThreads, 0, stream>>>(work);
+  return cuda::launched();
+}
+
+int pad_rows(const AttendParams& params, CUstream_st* stream) {
+  return cuda::launch_pad(params, stream);
+}
+
+}  // namespace octavo::kernels::flash2
