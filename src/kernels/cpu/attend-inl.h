@@ -175,8 +175,9 @@ class UnitKernel {
       const std::int32_t i = token_of(r);
       const std::int64_t from = token_offset(p_.q_layout, p_.batch, unit_.b, i) +
                                 q_head_of(h, r) * p_.q_layout.head_stride;
-      if (products_) {
-        copy_query(from, state.q + r * q_stride_);
+      if (products_) {  // as it is; its last axis is dense, or this backend is not asked
+        std::memcpy(state.q + r * q_stride_, static_cast<const std::uint16_t*>(p_.q) + from,
+                    static_cast<std::size_t>(p_.head_dim) * sizeof(std::uint16_t));
         continue;
       }
       float* row = direct ? state.q + r * q_stride_ : scratch_.row;
@@ -188,19 +189,6 @@ class UnitKernel {
       float* block = state.q + r / kPackedRows * kPackedRows * q_stride_ + r % kPackedRows;
       for (std::int32_t e = 0; e < p_.head_dim; ++e) block[e * kPackedRows] = row[e];
     }
-  }
-
-  // A row of BF16 queries as it is.
-  void copy_query(std::int64_t from, float* to) const {
-    const auto* q = static_cast<const std::uint16_t*>(p_.q) + from;
-    const auto bytes = static_cast<std::size_t>(p_.head_dim) * sizeof(*q);
-    if (p_.q_layout.dim_stride == 1) {
-      std::memcpy(to, q, bytes);
-      return;
-    }
-    std::uint16_t row[kMaxHeadDim];
-    for (std::int32_t e = 0; e < p_.head_dim; ++e) row[e] = q[e * p_.q_layout.dim_stride];
-    std::memcpy(to, row, bytes);
   }
 
   [[nodiscard]] Logits logits_of(std::int32_t h, std::int64_t row) const {
