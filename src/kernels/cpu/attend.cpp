@@ -121,7 +121,7 @@ class Attend {
     const std::int64_t wanted = kUnitsPerThread * threads;
     const std::int64_t chunks = std::clamp<std::int64_t>(
         wanted / std::max<std::int64_t>(1, schedule_.num_items), 1, params_.num_kv_heads);
-    return std::min((params_.num_kv_heads + chunks - 1) / chunks, direct_heads_);
+    return std::min(base::ceil_div<std::int64_t>(params_.num_kv_heads, chunks), direct_heads_);
   }
 
   void fill_angles(const Workspace& workspace, const RopeAngles& rope, std::int32_t token) const {
@@ -139,18 +139,21 @@ class Attend {
    public:
     DealtUnits(const Attend& attend, const Workspace& workspace, UnitScratch& scratch,
                std::atomic<std::int64_t>& taken, std::int64_t heads)
-        : attend_(attend), workspace_(workspace), scratch_(scratch), taken_(taken), heads_(heads) {}
+        : attend_(attend),
+          workspace_(workspace),
+          scratch_(scratch),
+          taken_(taken),
+          heads_(heads),
+          chunks_(base::ceil_div<std::int64_t>(attend.params_.num_kv_heads, heads)) {}
 
     Unit* claim() override {
       if (!claimed_) {
         claimed_ = true;
-        const std::int64_t chunks =
-            base::ceil_div<std::int64_t>(attend_.params_.num_kv_heads, heads_);
-        const std::int64_t left = attend_.schedule_.num_items * chunks - 1 - taken_++;
+        const std::int64_t left = attend_.schedule_.num_items * chunks_ - 1 - taken_++;
         next_ = left < 0 ? nullptr : &units_[next_ == &units_[0] ? 1 : 0];
         if (next_ != nullptr) {
           *next_ =
-              attend_.unit(left / chunks, left % chunks * heads_, heads_, workspace_, scratch_);
+              attend_.unit(left / chunks_, left % chunks_ * heads_, heads_, workspace_, scratch_);
           next_->source = this;
         }
       }
@@ -168,8 +171,9 @@ class Attend {
     const Workspace& workspace_;
     UnitScratch& scratch_;
     std::atomic<std::int64_t>& taken_;
-    std::int64_t heads_;
-    Unit units_[2];  // the one worked on and the next
+    std::int64_t heads_;   // of a unit
+    std::int64_t chunks_;  // units of an item
+    Unit units_[2];        // the one worked on and the next
     Unit* next_ = nullptr;
     bool claimed_ = false;
   };
