@@ -123,7 +123,7 @@ class TileWalk {
     last_ = t + 1 == unit_.end_key_tile;
     if (!last_) {
       locate(unit_, t + 1, next);
-    } else if (end_head_ == unit_.end_head && unit_.source != nullptr) {
+    } else if (is_direct(unit_) && unit_.source != nullptr) {
       next_ = unit_.source->claim();
       if (next_ != nullptr && next_->first_key_tile < next_->end_key_tile) {
         locate(*next_, next_->first_key_tile, next);
