@@ -19,6 +19,7 @@ struct Gpu {
   std::string name;
   std::int32_t sm = 0;  ///< Compute capability, major * 10 + minor.
   std::int32_t num_multiprocessors = 0;
+  std::size_t block_smem_bytes = 0;  ///< Shared memory that a block may have when it asks.
   std::int64_t memory_bytes = 0;
 };
 

@@ -98,10 +98,29 @@ TEST_P(Flash2Callers, CacheAgreesWithTheOracle) { expect_right(Backend::Flash2);
 
 INSTANTIATE_TEST_SUITE_P(Flash2, Flash2Callers,
                          ::testing::Combine(Values(PoolLayout::Nhd, PoolLayout::Hnd,
-                                                   PoolLayout::Interleaved, PoolLayout::Contiguous,
-                                                   PoolLayout::InOrder),
+                                                   PoolLayout::Contiguous, PoolLayout::InOrder),
                                             ValuesIn(without_lives(flash2_lines()))),
                          callers_name);
+
+/// It loads 16 bytes at a time, of which this pool has half in K and half in V.
+class Flash2Interleaved : public Flash2Callers {};
+
+TEST_P(Flash2Interleaved, IsRefused) {
+  const auto& [layout, line] = GetParam();
+  const Case value = make_case(parse_spec(line));
+  try {
+    GpuCallersCache(value, layout, value.cache.page_size).run(Backend::Flash2);
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("rows of K or V that begin at no multiple of 16"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Flash2, Flash2Interleaved,
+    ::testing::Combine(Values(PoolLayout::Interleaved),
+                       Values("b3 q1 s63 steps3 hq3 hkv1 d64 p1 bf16 seed401")),
+    callers_name);
 
 /// A step of two sequences over a caller's cache, ready to run; tests spoil something.
 class CallersStep : public GpuTest {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How flash2 cuts a step: the closed form against the plan's, and the bounds that a host goes by.
-// Host arithmetic, so that no GPU is needed.
+// How flash2 deals a step to blocks: items against the plan's closed form, slots against a count
+// of every key tile, and the bounds that a host goes by. Host arithmetic, so that no GPU is needed.
 #include "kernels/cuda/flash2/rules.h"
 #include "plan/schedule.h"
 #include "testing/random.h"
@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <vector>
 
 namespace octavo::gpu_tests {
@@ -21,16 +22,28 @@ using kernels::flash2::cut_of;
 using kernels::flash2::cut_shape;
 using kernels::flash2::CutBounds;
 using kernels::flash2::CutShape;
-using kernels::flash2::kTileKeys;
-using kernels::flash2::kTileRows;
+using kernels::flash2::Instance;
+using kernels::flash2::instance_of;
+using kernels::flash2::is_streamed;
+using kernels::flash2::partial_of;
 using kernels::flash2::run_length;
+using kernels::flash2::Sharing;
+using kernels::flash2::sharing_of;
+using kernels::flash2::Slots;
+using kernels::flash2::slots_of;
 using kernels::flash2::Tiling;
 using kernels::flash2::tiling_of;
+using kernels::flash2::units_of;
 using kernels::flash2::work_of;
+
+constexpr std::size_t kH200Smem = 227 * 1024;
+constexpr std::size_t kSmallSmem = 99 * 1024;
 
 struct Step {
   std::vector<std::int32_t> offsets{0};
   std::vector<std::int32_t> kv_lens;
+
+  [[nodiscard]] std::int32_t new_tokens(std::size_t b) const { return offsets[b + 1] - offsets[b]; }
 };
 
 Step random_step(testkit::Random& random) {
@@ -62,45 +75,111 @@ AttendParams random_params(testkit::Random& random) {
   return params;
 }
 
-TEST(Flash2Cut, IsThePlansAndWithinItsBounds) {
+StepMaxima maxima_of(const Step& step) {
+  StepMaxima maxima{.num_seqs = static_cast<std::int32_t>(step.kv_lens.size()),
+                    .num_tokens = step.offsets.back()};
+  for (std::size_t b = 0; b < step.kv_lens.size(); ++b) {
+    maxima.max_new_tokens = std::max(maxima.max_new_tokens, step.new_tokens(b));
+    maxima.max_kv_len = std::max(maxima.max_kv_len, step.kv_lens[b]);
+  }
+  return maxima;
+}
+
+/// The same lengths where streamed sequences have no tokens.
+Step without_streamed(const Step& step, const CutShape& shape) {
+  Step rest;
+  for (std::size_t b = 0; b < step.kv_lens.size(); ++b) {
+    const std::int32_t tokens = step.new_tokens(b);
+    rest.offsets.push_back(rest.offsets.back() + (is_streamed(shape, tokens) ? 0 : tokens));
+    rest.kv_lens.push_back(step.kv_lens[b]);
+  }
+  return rest;
+}
+
+/// Cuts as the plan does, with the run of all.
+void expect_the_plans_items(const AttendParams& params, const CutShape& shape, const Step& step,
+                            const CutBounds& bounds) {
+  const Step rest = without_streamed(step, shape);
+  plan::Schedule expected;
+  plan::make_schedule(rest.offsets, rest.kv_lens,
+                      {.key_tile = shape.tile_keys,
+                       .q_tile = shape.q_tile,
+                       .num_kv_heads = shape.head_tiles,
+                       .causal = params.causal,
+                       .window_left = params.window_left,
+                       .window_right = params.window_right,
+                       .batch_invariant = params.batch_invariant},
+                      expected);
+  std::int64_t work = 0;
+  for (std::size_t b = 0; b < step.kv_lens.size(); ++b)
+    work += work_of(shape, step.new_tokens(b), step.kv_lens[b]);
+  const std::int64_t run = run_length(shape, work);
+  std::int64_t items = 0;
+  std::int64_t partials = 0;
+  for (std::size_t b = 0; b < step.kv_lens.size(); ++b) {
+    const Cut cut = cut_of(shape, step.new_tokens(b), step.kv_lens[b], run);
+    items += cut.num_items;
+    partials += cut.num_partial_rows;
+    ASSERT_EQ(cut.num_splits, expected.num_splits[b]);
+    ASSERT_EQ(items, expected.item_offsets[b + 1]);
+    ASSERT_EQ(partials, expected.partial_offsets[b + 1]);
+    if (cut.num_items > 0) {
+      ASSERT_EQ(cut.split_tiles, expected.split_tiles[b]);
+    }
+  }
+  ASSERT_LE(items, bounds.num_items);
+  ASSERT_LE(partials, bounds.num_partial_rows);
+}
+
+/// Slots are as equal as can be; pieces that share a sequence agree on it, and no two of them write
+/// to one place.
+void expect_even_slots(const CutShape& shape, const Step& step, std::int32_t most_slots,
+                       const CutBounds& bounds) {
+  std::int32_t units = 0;
+  for (std::size_t b = 0; b < step.kv_lens.size(); ++b)
+    units += units_of(shape, step.new_tokens(b), step.kv_lens[b]) * shape.head_tiles;
+  const Slots slots = slots_of(units, std::min(most_slots, bounds.num_slots));
+  ASSERT_LE(slots.count, bounds.num_slots);
+  ASSERT_GE(std::int64_t{slots.count} * slots.run, units);
+  if (units > 0) {
+    ASSERT_LT(std::int64_t{slots.count - 1} * slots.run, units);
+  }
+  std::set<std::int32_t> places;
+  std::set<std::int32_t> counters;
+  std::int32_t begin = 0;
+  for (std::size_t b = 0; b < step.kv_lens.size(); ++b) {
+    const std::int32_t own = units_of(shape, step.new_tokens(b), step.kv_lens[b]);
+    for (std::int32_t head_tile = 0; own > 0 && head_tile < shape.head_tiles; ++head_tile) {
+      const Sharing sharing = sharing_of(begin, begin + own, slots.run);
+      begin += own;
+      if (sharing.num_parts == 1) continue;
+      ASSERT_TRUE(counters.insert(sharing.first_slot).second);
+      for (std::int32_t part = 0; part < sharing.num_parts; ++part) {
+        const std::int32_t place = partial_of(sharing, part);
+        ASSERT_TRUE(places.insert(place).second);
+        ASSERT_LT(place, 2 * slots.count);
+      }
+    }
+  }
+  ASSERT_EQ(begin, units);
+}
+
+TEST(Flash2Cut, DealsEveryStepWithinItsBounds) {
   testkit::Random random(451);
   for (int i = 0; i < 3000; ++i) {
     const AttendParams params = random_params(random);
     const Step step = random_step(random);
-    const CutShape shape = cut_shape(params);
-    plan::Schedule expected;
-    plan::make_schedule(step.offsets, step.kv_lens,
-                        {.key_tile = kTileKeys,
-                         .q_tile = shape.q_tile,
-                         .num_kv_heads = shape.head_tiles,
-                         .causal = params.causal,
-                         .window_left = params.window_left,
-                         .window_right = params.window_right,
-                         .batch_invariant = params.batch_invariant},
-                        expected);
-    std::int64_t work = 0;
-    std::int32_t longest = 0;
-    const auto new_tokens = [&](std::size_t b) { return step.offsets[b + 1] - step.offsets[b]; };
-    for (std::size_t b = 0; b < step.kv_lens.size(); ++b) {
-      work += work_of(shape, new_tokens(b), step.kv_lens[b]);
-      longest = std::max(longest, step.kv_lens[b]);
-    }
-    const std::int64_t run = run_length(shape, work);
-    std::int64_t items = 0;
-    std::int64_t partials = 0;
-    for (std::size_t b = 0; b < step.kv_lens.size(); ++b) {
-      const Cut cut = cut_of(shape, new_tokens(b), step.kv_lens[b], run);
-      EXPECT_EQ(cut.split_tiles, expected.split_tiles[b]);
-      EXPECT_EQ(cut.num_splits, expected.num_splits[b]);
-      items += cut.num_items;
-      partials += cut.num_partial_rows;
-      ASSERT_EQ(items, expected.item_offsets[b + 1]);
-      ASSERT_EQ(partials, expected.partial_offsets[b + 1]);
-    }
-    const CutBounds bounds = cut_bounds(shape, static_cast<std::int64_t>(step.kv_lens.size()),
-                                        step.offsets.back(), longest);
-    ASSERT_LE(items, bounds.num_items);
-    ASSERT_LE(partials, bounds.num_partial_rows);
+    const std::int32_t dims = 64 << (i % 3);
+    const Instance instance = instance_of(dims, i % 2 == 0 ? kH200Smem : kSmallSmem);
+    const StepMaxima maxima = maxima_of(step);
+    const CutShape shape = cut_shape(params, instance, maxima);
+    const std::int32_t most_slots = 132 * instance.blocks;
+    const CutBounds bounds = cut_bounds(
+        shape, maxima, most_slots,
+        tiling_of(params.num_q_heads, params.num_kv_heads, instance.rows).heads);
+    expect_the_plans_items(params, shape, step, bounds);
+    expect_even_slots(shape, step, most_slots, bounds);
+    if (HasFatalFailure()) return;
   }
 }
 
@@ -108,18 +187,55 @@ TEST(Flash2Cut, TakesLittleWorkspaceForLongPrompts) {
   AttendParams params;
   params.num_q_heads = 32;
   params.num_kv_heads = 8;
-  const CutBounds bounds = cut_bounds(cut_shape(params), 256, 1 << 20, 1 << 20);
-  EXPECT_LE(bounds.num_partial_rows * params.num_q_heads, 2 * kTileRows * 256);
+  const Instance instance = instance_of(128, kH200Smem);
+  const StepMaxima maxima{256, 1 << 20, 1 << 20, 1 << 20};
+  const CutBounds bounds =
+      cut_bounds(cut_shape(params, instance, maxima), maxima, 132 * instance.blocks, 4);
+  EXPECT_LE(bounds.num_partial_rows * params.num_q_heads, 2 * instance.rows * 256);
+  EXPECT_LE(bounds.slot_rows * bounds.num_slots, instance.rows * 132 * instance.blocks);
+}
+
+TEST(Flash2Cut, PureDecodeHasNoItems) {
+  AttendParams params;
+  params.num_q_heads = 32;
+  params.num_kv_heads = 8;
+  const Instance instance = instance_of(128, kH200Smem);
+  const StepMaxima maxima{64, 64, 1, 8192};
+  const CutBounds bounds =
+      cut_bounds(cut_shape(params, instance, maxima), maxima, 132 * instance.blocks, 4);
+  EXPECT_EQ(bounds.num_items, 0);
+  EXPECT_EQ(bounds.num_slots, 132 * instance.blocks);
+  EXPECT_EQ(bounds.slot_rows, 4);
+}
+
+TEST(Flash2Cut, StepsOfMoreUnitsThan32BitsHaveNoSlots) {
+  AttendParams params;
+  params.num_q_heads = params.num_kv_heads = 128;
+  const Instance instance = instance_of(128, kH200Smem);
+  const StepMaxima maxima{10'000, 10'000, 1, 1 << 20};
+  const CutShape shape = cut_shape(params, instance, maxima);
+  EXPECT_FALSE(is_streamed(shape, 1));
+  EXPECT_GE(cut_bounds(shape, maxima, 264, 1).num_items, 10'000);
 }
 
 TEST(Flash2Cut, PacksTheHeadsOfAGroup) {
-  EXPECT_EQ(tiling_of(32, 8).q_tile, 16);
-  EXPECT_EQ(tiling_of(14, 2).q_tile, 9);
-  EXPECT_EQ(tiling_of(64, 1).q_tile, 1);
-  const Tiling wide = tiling_of(130, 1);
+  EXPECT_EQ(tiling_of(32, 8, 64).q_tile, 16);
+  EXPECT_EQ(tiling_of(32, 8, 128).q_tile, 32);
+  EXPECT_EQ(tiling_of(14, 2, 64).q_tile, 9);
+  EXPECT_EQ(tiling_of(64, 1, 64).q_tile, 1);
+  const Tiling wide = tiling_of(130, 1, 64);
   EXPECT_EQ(wide.tiles_per_group, 3);
   EXPECT_EQ(wide.heads, 44);
   EXPECT_EQ(wide.head_tiles, 3);
+}
+
+TEST(Flash2Cut, InstancesFitTheDevice) {
+  EXPECT_FALSE(instance_of(256, kH200Smem).small);
+  EXPECT_TRUE(instance_of(256, kSmallSmem).small);
+  EXPECT_TRUE(instance_of(136, 163 * 1024).small);
+  EXPECT_EQ(instance_of(128, kH200Smem).blocks, 2);
+  EXPECT_EQ(instance_of(128, kSmallSmem).blocks, 1);
+  EXPECT_EQ(instance_of(8, kH200Smem).dim, 64);
 }
 
 }  // namespace

@@ -124,9 +124,9 @@ INSTANTIATE_TEST_SUITE_P(Flash2, GpuFlash2Repeats,
 class GpuFlash2Batch : public Flash2Test<std::string> {};
 
 TEST_P(GpuFlash2Batch, MatesDoNotShowInInvariantMode) {
-  Case value = make_case(parse_spec(GetParam()));
-  value.attention.batch_invariant = true;
+  const Case value = make_case(parse_spec(GetParam()));
   ReplayOptions keeps = by_flash2();
+  keeps.batch_invariant = true;
   keeps.keep_outputs = true;
   const ReplayResult together = replay(value, keeps);
   ASSERT_EQ(together.verdict, Verdict::Pass) << together.reason;

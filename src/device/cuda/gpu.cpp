@@ -55,6 +55,7 @@ GpuReport look() {
     report.gpus.push_back({.name = properties.name,
                            .sm = properties.major * 10 + properties.minor,
                            .num_multiprocessors = properties.multiProcessorCount,
+                           .block_smem_bytes = properties.sharedMemPerBlockOptin,
                            .memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem)});
   }
   return report;

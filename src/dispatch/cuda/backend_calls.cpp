@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "device/gpu.h"
-#include "kernels/cuda/flash2/flash2.h"
 
 namespace octavo::dispatch {
 namespace {
@@ -23,7 +22,7 @@ std::int32_t longest_of(const kernels::StepLengths& lengths) {
 std::size_t BackendCalls::least_bytes(Backend backend, const kernels::AttendParams& params,
                                       const kernels::StepLengths& lengths) {
   if (backend == Backend::Fused) return fused_.bytes(params, lengths);
-  if (backend == Backend::Flash2) return kernels::flash2::workspace_bytes(params, lengths);
+  if (backend == Backend::Flash2) return flash2_.workspace_bytes(params, lengths);
   OCTAVO_CHECK(backend == Backend::Unfused);
   return kernels::cuda::least_unfused_bytes(params.num_q_heads / params.num_kv_heads,
                                             params.head_dim, params.head_dim_v,
@@ -57,7 +56,7 @@ void BackendCalls::attend(Backend backend, const kernels::AttendParams& params,
     fused_.attend(params, lengths, workspace, workspace_bytes, stream);
   } else if (backend == Backend::Flash2) {
     fused_.new_step();  // the workspace is shared
-    kernels::flash2::attend(params, lengths, workspace, stream.handle);
+    flash2_.attend(params, lengths, workspace, stream.handle);
   } else {
     OCTAVO_CHECK(backend == Backend::Unfused);
     fused_.new_step();

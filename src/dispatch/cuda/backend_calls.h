@@ -8,6 +8,7 @@
 #include <cstddef>
 
 #include "dispatch/fused_calls.h"
+#include "kernels/cuda/flash2/flash2.h"
 #include "kernels/cuda/unfused/unfused.h"
 #include "kernels/params.h"
 
@@ -15,7 +16,7 @@ namespace octavo::dispatch {
 
 class BackendCalls {
  public:
-  explicit BackendCalls(Device device) : fused_(device) {}
+  explicit BackendCalls(Device device) : flash2_(device), fused_(device) {}
 
   /// Another step was begun, or something else used the workspace.
   void new_step() { fused_.new_step(); }
@@ -40,6 +41,7 @@ class BackendCalls {
 
  private:
   kernels::cuda::Unfused unfused_;
+  kernels::flash2::Flash2 flash2_;
   FusedCalls fused_;
 };
 

@@ -19,7 +19,7 @@ __device__ inline SmemAddress smem_address(const void* pointer) {
 }
 
 /// Copies 16 bytes; where `valid` is false reads nothing and writes zeros (`from` is then any
-/// address that is aligned). Part of the thread's open group.
+/// aligned address, of memory or not). Part of the thread's open group.
 __device__ inline void copy_async(SmemAddress to, const void* from, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
@@ -33,6 +33,11 @@ __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n"
 template <int kPending>
 __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+/// A barrier of `threads` threads of the block, whole warps; `id` is 1 to 15.
+__device__ inline void sync_some(int id, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
 /// Four matrices of 8 x 8 elements of 16 bits. Lane l gives the address of row l % 8 (16 bytes) of

@@ -5,7 +5,7 @@
 namespace octavo::kernels::flash2 {
 
 int attend_128(const Work& work, const Frequencies& frequencies, CUstream_st* stream) {
-  return launch_dim<128>(work, frequencies, stream);
+  return launch_instance<Head128>(work, frequencies, stream);
 }
 
 }  // namespace octavo::kernels::flash2

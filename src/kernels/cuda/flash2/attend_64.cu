@@ -5,7 +5,7 @@
 namespace octavo::kernels::flash2 {
 
 int attend_64(const Work& work, const Frequencies& frequencies, CUstream_st* stream) {
-  return launch_dim<64>(work, frequencies, stream);
+  return launch_instance<Head64>(work, frequencies, stream);
 }
 
 }  // namespace octavo::kernels::flash2

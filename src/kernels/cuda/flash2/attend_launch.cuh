@@ -8,31 +8,32 @@
 namespace octavo::kernels::flash2 {
 namespace {
 
-template <typename T, int kDim>
-__global__ void __launch_bounds__(kThreads)
+template <typename T, typename ConfigT>
+__global__ void __launch_bounds__(ConfigT::kThreads, ConfigT::kBlocks)
     attend_kernel(const __grid_constant__ Work work,
                   const __grid_constant__ Frequencies frequencies) {
   extern __shared__ __align__(128) unsigned char tiles_smem[];
-  attend_block<T, kDim>(work, frequencies, tiles_smem);
+  __shared__ BlockState state_smem;
+  attend_block<T, ConfigT>(work, frequencies, state_smem, tiles_smem);
 }
 
-template <typename T, int kDim>
+template <typename T, typename ConfigT>
 int launch_attend(const Work& work, const Frequencies& frequencies, CUstream_st* stream) {
-  constexpr int kBytes = TileShape<kDim>::kSmemBytes;
+  constexpr int kBytes = ConfigT::kSmemBytes;
   const cudaError_t status = cudaFuncSetAttribute(
-      attend_kernel<T, kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+      attend_kernel<T, ConfigT>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (status != cudaSuccess) return static_cast<int>(status);
-  const dim3 grid(static_cast<unsigned>(work.max_items),
-                  static_cast<unsigned>(work.tiling.head_tiles));
-  attend_kernel<T, kDim><<<grid, kThreads, kBytes, stream>>>(work, frequencies);
+  const std::int64_t blocks = work.max_items * work.tiling.head_tiles + work.max_slots;
+  attend_kernel<T, ConfigT>
+      <<<cuda::grid_for(blocks, 1), ConfigT::kThreads, kBytes, stream>>>(work, frequencies);
   return cuda::launched();
 }
 
-template <int kDim>
-int launch_dim(const Work& work, const Frequencies& frequencies, CUstream_st* stream) {
+template <typename ConfigT>
+int launch_instance(const Work& work, const Frequencies& frequencies, CUstream_st* stream) {
   if (work.attend.kv.dtype == DType::F16)
-    return launch_attend<__half, kDim>(work, frequencies, stream);
-  return launch_attend<__nv_bfloat16, kDim>(work, frequencies, stream);
+    return launch_attend<__half, ConfigT>(work, frequencies, stream);
+  return launch_attend<__nv_bfloat16, ConfigT>(work, frequencies, stream);
 }
 
 }  // namespace

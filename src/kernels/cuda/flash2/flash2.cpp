@@ -18,47 +18,60 @@ static_assert(std::is_trivially_copyable_v<Work> && sizeof(Work) + sizeof(Freque
 
 constexpr std::size_t kAlignment = 256;
 
-std::int32_t instance_of(const AttendParams& p) {
-  const std::int32_t dim = std::max(p.head_dim, p.head_dim_v);
-  return dim <= 64 ? 64 : dim <= 128 ? 128 : kWidestHead;
-}
-
-std::int32_t num_seqs_of(const StepLengths& lengths) {
-  return lengths.bounded ? lengths.maxima.num_seqs : lengths.batch.num_seqs;
-}
-
-CutBounds bounds_of(const CutShape& shape, const StepLengths& lengths) {
-  if (lengths.bounded) {
-    const StepMaxima& maxima = lengths.maxima;
-    return cut_bounds(shape, maxima.num_seqs, maxima.num_tokens, maxima.max_kv_len);
+StepMaxima maxima_of(const StepLengths& lengths) {
+  if (lengths.bounded) return lengths.maxima;
+  const StepBatch& batch = lengths.batch;
+  StepMaxima maxima{.num_seqs = batch.num_seqs, .num_tokens = batch.num_tokens};
+  for (std::int32_t b = 0; b < batch.num_seqs; ++b) {
+    maxima.max_new_tokens =
+        std::max(maxima.max_new_tokens, batch.token_offsets[b + 1] - batch.token_offsets[b]);
+    maxima.max_kv_len = std::max(maxima.max_kv_len, batch.kv_lens[b]);
   }
-  std::int32_t longest = 0;
-  for (std::int32_t b = 0; b < lengths.batch.num_seqs; ++b)
-    longest = std::max(longest, lengths.batch.kv_lens[b]);
-  return cut_bounds(shape, lengths.batch.num_seqs, lengths.batch.num_tokens, longest);
+  return maxima;
 }
 
-/// Where the arrays of a call lie in the workspace, in bytes.
-struct Places {
-  Places(const AttendParams& p, const StepLengths& lengths, const CutBounds& bounds) {
-    const auto take = [&](std::int64_t count, std::size_t size) {
-      const std::size_t at = end;
-      const std::size_t bytes = static_cast<std::size_t>(count) * size;
-      end += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-      return at;
-    };
-    const std::int64_t num_seqs = num_seqs_of(lengths);
-    const std::int64_t rows = bounds.num_partial_rows * p.num_q_heads;
-    item_offsets = take(num_seqs + 1, sizeof(std::int64_t));
-    partial_offsets = take(num_seqs + 1, sizeof(std::int64_t));
-    split_tiles = take(num_seqs, sizeof(std::int32_t));
-    num_splits = take(num_seqs, sizeof(std::int32_t));
+/// What the host makes of a call.
+struct Call {
+  Call(const AttendParams& params, const StepLengths& lengths, std::int32_t num_multiprocessors,
+       std::size_t block_smem_bytes)
+      : maxima(maxima_of(lengths)),
+        instance(instance_of(std::max(params.head_dim, params.head_dim_v), block_smem_bytes)),
+        tiling(tiling_of(params.num_q_heads, params.num_kv_heads, instance.rows)),
+        shape(cut_shape(params, instance, maxima)),
+        bounds(cut_bounds(shape, maxima,
+                          std::min(num_multiprocessors * instance.blocks, kMaxSlots),
+                          tiling.heads)) {
+    const std::int64_t item_rows = bounds.num_partial_rows * params.num_q_heads;
+    const std::int64_t rows = item_rows + 2 * bounds.num_slots * bounds.slot_rows;
+    if (bounds.num_items > 0) {
+      const std::int64_t num_seqs = maxima.num_seqs;
+      item_offsets = take(num_seqs + 1, sizeof(std::int64_t));
+      partial_offsets = take(num_seqs + 1, sizeof(std::int64_t));
+      split_tiles = take(num_seqs, sizeof(std::int32_t));
+      num_splits = take(num_seqs, sizeof(std::int32_t));
+    }
     stats = take(rows, sizeof(RowStats));
-    partials = take(rows * instance_of(p), sizeof(float));
+    partials = take(rows * instance.dim, sizeof(float));
+    slot_partials = item_rows;
   }
+
+  StepMaxima maxima;
+  Instance instance;
+  Tiling tiling;
+  CutShape shape;
+  CutBounds bounds;
+  /// Bytes in the workspace.
   std::size_t item_offsets = 0, partial_offsets = 0, split_tiles = 0, num_splits = 0;
   std::size_t stats = 0, partials = 0;
   std::size_t end = 0;
+  std::int64_t slot_partials = 0;
+
+ private:
+  std::size_t take(std::int64_t count, std::size_t size) {
+    const std::size_t at = end;
+    end += (static_cast<std::size_t>(count) * size + kAlignment - 1) / kAlignment * kAlignment;
+    return at;
+  }
 };
 
 /// Whether address and strides (elements of `size` bytes) are multiples of `bytes`.
@@ -75,9 +88,8 @@ bool is_multiple(std::uintptr_t bytes, const void* data, std::int64_t size,
                      layout.head_stride);
 }
 
-Work work_of(const AttendParams& params, const StepLengths& lengths, const CutBounds& bounds,
-             std::byte* workspace) {
-  const Places places(params, lengths, bounds);
+Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
+             std::byte* arrived) {
   const auto longs = [&](std::size_t place) {
     return reinterpret_cast<std::int64_t*>(workspace + place);
   };
@@ -86,19 +98,26 @@ Work work_of(const AttendParams& params, const StepLengths& lengths, const CutBo
   };
   Work work;
   work.attend = params;
-  work.tiling = tiling_of(params.num_q_heads, params.num_kv_heads);
-  work.shape = cut_shape(params);
-  work.cut = {.item_offsets = longs(places.item_offsets),
-              .partial_offsets = longs(places.partial_offsets),
-              .split_tiles = ints(places.split_tiles),
-              .num_splits = ints(places.num_splits)};
-  work.dim = instance_of(params);
-  work.partials = reinterpret_cast<float*>(workspace + places.partials);
-  work.stats = reinterpret_cast<RowStats*>(workspace + places.stats);
+  work.tiling = call.tiling;
+  work.shape = call.shape;
+  work.cut = {.item_offsets = longs(call.item_offsets),
+              .partial_offsets = longs(call.partial_offsets),
+              .split_tiles = ints(call.split_tiles),
+              .num_splits = ints(call.num_splits)};
+  work.dim = call.instance.dim;
+  work.max_items = call.bounds.num_items;
+  work.max_slots = call.bounds.num_slots;
+  work.slot_rows = call.bounds.slot_rows;
+  work.partials = reinterpret_cast<float*>(workspace + call.partials);
+  work.stats = reinterpret_cast<RowStats*>(workspace + call.stats);
+  work.slot_partials = call.slot_partials;
+  work.arrived = reinterpret_cast<std::uint32_t*>(arrived);
   work.q_in_vectors = is_multiple(16, params.q, 2, params.q_layout);
-  work.out_in_pairs =
-      params.out_dtype == params.kv.dtype && is_multiple(4, params.out, 2, params.out_layout);
-  work.max_items = bounds.num_items;
+  work.out_in_vectors =
+      params.out_dtype == params.kv.dtype && is_multiple(16, params.out, 2, params.out_layout);
+  constexpr std::int32_t kMostTogether = 16;  // keys of a warp's load
+  work.rows_together =
+      params.batch.page_table == nullptr || params.kv.page_size % kMostTogether == 0;
   return work;
 }
 
@@ -110,27 +129,42 @@ Frequencies frequencies_of(const RopeParams& rope) {
   return frequencies;
 }
 
-}  // namespace
-
-std::size_t workspace_bytes(const AttendParams& params, const StepLengths& lengths) {
-  return Places(params, lengths, bounds_of(cut_shape(params), lengths)).end;
+/// Whether the output, or the LSE, may have rows of no token.
+bool may_have_padding(const AttendParams& p, const StepLengths& lengths) {
+  if (lengths.bounded || !p.out_layout.ragged) return true;
+  const std::int64_t tokens = lengths.batch.num_tokens;
+  return p.out_layout.num_token_rows > tokens || (p.lse != nullptr && p.num_lse_rows > tokens);
 }
 
-void attend(const AttendParams& params, const StepLengths& lengths, void* workspace,
-            CUstream_st* stream) {
-  check(pad_rows(params, stream), "pad_rows");
-  const CutBounds bounds = bounds_of(cut_shape(params), lengths);
-  if (bounds.num_items == 0) return;
-  const Work work = work_of(params, lengths, bounds, static_cast<std::byte*>(workspace));
-  const Frequencies frequencies = frequencies_of(params.rope);
-  check(cut_step(work, stream), "cut_step");
-  if (work.dim == 64) {
-    check(attend_64(work, frequencies, stream), "attend_64");
-  } else if (work.dim == 128) {
-    check(attend_128(work, frequencies, stream), "attend_128");
-  } else {
-    check(attend_256(work, frequencies, stream), "attend_256");
-  }
+using AttendInstance = int (*)(const Work&, const Frequencies&, CUstream_st*);
+AttendInstance kernel_of(const Instance& instance) {
+  if (instance.dim == Head64::kDim) return attend_64;
+  if (instance.dim == Head128::kDim) return attend_128;
+  return instance.small ? attend_256_small : attend_256;
+}
+
+}  // namespace
+
+Flash2::Flash2(Device device)
+    : num_multiprocessors_(device::require_gpu(device, "device").num_multiprocessors),
+      block_smem_bytes_(device::require_gpu(device, "device").block_smem_bytes),
+      arrived_(device, kMaxSlots * sizeof(std::uint32_t), device::GpuBuffer::Fill::Zero,
+               "flash2's counters") {}
+
+std::size_t Flash2::workspace_bytes(const AttendParams& params, const StepLengths& lengths) const {
+  return Call(params, lengths, num_multiprocessors_, block_smem_bytes_).end;
+}
+
+void Flash2::attend(const AttendParams& params, const StepLengths& lengths, void* workspace,
+                    CUstream_st* stream) const {
+  if (may_have_padding(params, lengths)) check(pad_rows(params, stream), "pad_rows");
+  const Call call(params, lengths, num_multiprocessors_, block_smem_bytes_);
+  const CutBounds& bounds = call.bounds;
+  if (bounds.num_items == 0 && bounds.num_slots == 0) return;
+  const Work work =
+      work_of(params, call, static_cast<std::byte*>(workspace), arrived_.data());
+  if (bounds.num_items > 0) check(cut_step(work, stream), "cut_step");
+  check(kernel_of(call.instance)(work, frequencies_of(params.rope), stream), "attend");
   if (bounds.num_partial_rows > 0) check(combine_partials(work, stream), "combine_partials");
 }
 

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backend `flash2`: attention over the cache as it lies, by mma.sync. Compiles without CUDA.
 //
-// A call enqueues up to four kernels: the padding, the cut, the attention, and the combination
-// where a sequence may be split. None allocates or waits; lengths are read on the device alone, so
-// that a call and a captured graph's replay give the same bits.
+// A call enqueues one kernel where every sequence's new tokens fit a tile (decode, drafts), up to
+// four otherwise: the padding, the cut into items, the attention, and the combination where an item
+// may be split. None allocates or waits; lengths are read on the device alone, so that a call and a
+// captured graph's replay give the same bits.
 #pragma once
+
+#include <octavo/types.h>
 
 #include <cstddef>
 #include <cstdint>
 
+#include "device/gpu.h"
 #include "kernels/params.h"
 
 struct CUstream_st;
@@ -19,11 +23,24 @@ namespace octavo::kernels::flash2 {
 inline constexpr std::int32_t kWidestHead = 256;
 inline constexpr std::int32_t kDimStep = 8;
 
-/// Bytes of workspace that a call within `lengths` takes.
-std::size_t workspace_bytes(const AttendParams& params, const StepLengths& lengths);
+/// For one device; calls that may overlap need one each, as they do a workspace.
+class Flash2 {
+ public:
+  /// Takes a little device memory, once. Throws DeviceFailure, OutOfMemory.
+  explicit Flash2(Device device);
 
-/// `workspace` is aligned to 256 bytes and holds workspace_bytes. Throws DeviceFailure.
-void attend(const AttendParams& params, const StepLengths& lengths, void* workspace,
-            CUstream_st* stream);
+  /// Bytes of workspace that a call within `lengths` takes.
+  [[nodiscard]] std::size_t workspace_bytes(const AttendParams& params,
+                                            const StepLengths& lengths) const;
+
+  /// `workspace` is aligned to 256 bytes and holds workspace_bytes. Throws DeviceFailure.
+  void attend(const AttendParams& params, const StepLengths& lengths, void* workspace,
+              CUstream_st* stream) const;
+
+ private:
+  std::int32_t num_multiprocessors_;
+  std::size_t block_smem_bytes_;
+  device::GpuBuffer arrived_;  ///< 0 between calls.
+};
 
 }  // namespace octavo::kernels::flash2

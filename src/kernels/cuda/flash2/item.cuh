@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which part of a step a block has.
+// What a block works on: an item of the cut, or the pieces of sequences that lie in its slot.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,10 @@ namespace octavo::kernels::flash2 {
 
 using cuda::kAllLanes;
 
-/// What a block works on: tokens first_token … of batch row b, heads first_head … of a KV head,
-/// over key tiles [first_tile, end_tile).
+/// Tokens first_token … of batch row b, heads first_head … of a KV head, over key tiles
+/// [first_tile, end_tile). Lives in shared memory: all threads of a block have the same.
 struct Item {
   std::int32_t b = 0;
-  std::int32_t split = 0;
-  std::int32_t num_splits = 1;
   std::int32_t first_token = 0;
   std::int32_t num_tokens = 0;
   std::int32_t kv_head = 0;
@@ -25,13 +23,40 @@ struct Item {
   std::int32_t num_heads = 0;
   std::int64_t first_position = 0;  ///< Of first_token.
   std::int32_t kv_len = 0;
-  std::int32_t begin_key = 0;  ///< Keys that any of the tokens sees.
-  std::int32_t end_key = 0;
-  std::int32_t first_tile = 0;
-  std::int32_t end_tile = 0;
+  KeySpan keys;                 ///< That any of the tokens sees; tiles of this item alone.
+  std::int32_t whole_begin = 0;  ///< Keys that all of the tokens see.
+  std::int32_t whole_end = 0;
+  /// Where its partial results go: row partial_base + token * token_step + head * head_step, token
+  /// and head counted from the item's first ones. Negative: it has all keys, and gives outputs.
+  std::int64_t partial_base = -1;
+  std::int32_t token_step = 0;
+  std::int32_t head_step = 0;
+  Sharing sharing;  ///< Of a piece.
 
   [[nodiscard]] __device__ int num_rows() const { return num_tokens * num_heads; }
 };
+
+/// The fields that follow from the tokens.
+__device__ inline void set_keys(const Work& w, std::int32_t new_tokens, Item& item) {
+  const AttendParams& a = w.attend;
+  item.first_position = std::int64_t{item.kv_len} - new_tokens + item.first_token;
+  item.keys = keys_seen(w.shape, new_tokens, item.kv_len, item.first_token, item.num_tokens);
+  const auto seen = [&](std::int64_t position) {
+    return visible_keys(a.causal, a.window_left, a.window_right, position, item.kv_len);
+  };
+  item.whole_begin =
+      static_cast<std::int32_t>(seen(item.first_position + item.num_tokens - 1).begin);
+  item.whole_end = static_cast<std::int32_t>(seen(item.first_position).end);
+}
+
+__device__ inline void set_heads(const Work& w, std::int32_t head_tile, Item& item) {
+  const AttendParams& a = w.attend;
+  const std::int32_t group = a.num_q_heads / a.num_kv_heads;
+  const std::int32_t first = head_tile % w.tiling.tiles_per_group * w.tiling.heads;
+  item.kv_head = head_tile / w.tiling.tiles_per_group;
+  item.first_head = item.kv_head * group + first;
+  item.num_heads = min(w.tiling.heads, group - first);
+}
 
 /// The last b with offsets[b] <= value, found by a warp; offsets[0] <= value < offsets[n].
 __device__ inline std::int32_t last_begun(const std::int64_t* offsets, std::int32_t n,
@@ -50,46 +75,134 @@ __device__ inline std::int32_t last_begun(const std::int64_t* offsets, std::int3
   return low;
 }
 
-/// Which item block (x, y) has; num_tokens 0: none. Later items come first: under a causal mask
-/// they are the longest of a sequence.
-__device__ inline Item item_of_block(const Work& w) {
+/// Item `index` of the step; a warp's work. Items of one head tile lie side by side, so that blocks
+/// at work together share its keys.
+__device__ inline Item cut_item(const Work& w, std::int64_t index) {
   const AttendParams& a = w.attend;
+  const std::int64_t items = w.cut.item_offsets[a.batch.num_seqs];
+  const auto head_tile = static_cast<std::int32_t>(index / items);
+  const std::int64_t within_heads = index - head_tile * items;
   Item item;
-  const std::int64_t num_items = w.cut.item_offsets[a.batch.num_seqs];
-  const std::int64_t index = num_items - 1 - static_cast<std::int64_t>(blockIdx.x);
-  if (index < 0) return item;
-  const std::int32_t b = last_begun(w.cut.item_offsets, a.batch.num_seqs, index);
-  const auto within = static_cast<std::int32_t>(index - w.cut.item_offsets[b]);
-  const std::int32_t new_tokens = cuda::new_tokens(a.batch, b);
-  item.b = b;
-  item.num_splits = w.cut.num_splits[b];
-  item.split = within % item.num_splits;
-  item.first_token = within / item.num_splits * w.tiling.q_tile;
+  item.b = last_begun(w.cut.item_offsets, a.batch.num_seqs, within_heads);
+  const auto within = static_cast<std::int32_t>(within_heads - w.cut.item_offsets[item.b]);
+  const std::int32_t new_tokens = cuda::new_tokens(a.batch, item.b);
+  const std::int32_t splits = w.cut.num_splits[item.b];
+  const std::int32_t split = within % splits;
+  item.first_token = within / splits * w.tiling.q_tile;
   item.num_tokens = min(w.tiling.q_tile, new_tokens - item.first_token);
-  item.kv_len = a.batch.kv_lens[b];
-
-  const auto head_tile = static_cast<std::int32_t>(blockIdx.y);
-  const std::int32_t group = a.num_q_heads / a.num_kv_heads;
-  const std::int32_t first = head_tile % w.tiling.tiles_per_group * w.tiling.heads;
-  item.kv_head = head_tile / w.tiling.tiles_per_group;
-  item.first_head = item.kv_head * group + first;
-  item.num_heads = min(w.tiling.heads, group - first);
-
-  item.first_position = std::int64_t{item.kv_len} - new_tokens + item.first_token;
-  const std::int64_t last_position = item.first_position + item.num_tokens - 1;
-  const KeyRange first_sees =
-      visible_keys(a.causal, a.window_left, a.window_right, item.first_position, item.kv_len);
-  const KeyRange last_sees =
-      visible_keys(a.causal, a.window_left, a.window_right, last_position, item.kv_len);
-  if (first_sees.begin < last_sees.end) {
-    item.begin_key = static_cast<std::int32_t>(first_sees.begin);
-    item.end_key = static_cast<std::int32_t>(last_sees.end);
-    const std::int32_t tiles = w.cut.split_tiles[b];
-    const std::int32_t end = (item.end_key + kTileKeys - 1) / kTileKeys;
-    item.first_tile = item.begin_key / kTileKeys + item.split * tiles;
-    item.end_tile = item.split + 1 == item.num_splits ? end : min(item.first_tile + tiles, end);
+  item.kv_len = a.batch.kv_lens[item.b];
+  set_heads(w, head_tile, item);
+  set_keys(w, new_tokens, item);
+  const std::int32_t tiles = w.cut.split_tiles[item.b];
+  item.keys.first_tile = min(item.keys.first_tile + split * tiles, item.keys.end_tile);
+  if (split + 1 < splits) item.keys.end_tile = min(item.keys.first_tile + tiles, item.keys.end_tile);
+  if (splits > 1) {
+    const std::int64_t row = w.cut.partial_offsets[item.b] +
+                             std::int64_t{item.first_token} * splits + split;
+    item.partial_base = row * a.num_q_heads + item.first_head;
+    item.token_step = splits * a.num_q_heads;
+    item.head_step = 1;
   }
   return item;
 }
+
+__device__ inline std::int32_t units_of_row(const Work& w, std::int32_t b) {
+  const StepBatch& batch = w.attend.batch;
+  return b < batch.num_seqs ? units_of(w.shape, cuda::new_tokens(batch, b), batch.kv_lens[b]) : 0;
+}
+
+/// Goes through the pieces of a slot; a warp's work.
+class SlotWalk {
+ public:
+  SlotWalk() = default;
+
+  /// How the step's units are cut.
+  __device__ static Slots slots(const Work& w) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    std::int32_t units = 0;
+    for (std::int32_t b = lane; b < w.attend.batch.num_seqs; b += kLanes)
+      units += units_of_row(w, b);
+#pragma unroll
+    for (int apart = 1; apart < kLanes; apart *= 2)
+      units += __shfl_xor_sync(kAllLanes, units, apart);
+    return slots_of(units * w.shape.head_tiles, w.max_slots);
+  }
+
+  __device__ SlotWalk(const Work& w, Slots slots, std::int32_t slot)
+      : run_(slots.run), at_(slot * slots.run), end_(at_ + slots.run) {
+    std::int32_t before = 0;
+    for (std::int32_t first = 0; first < w.attend.batch.num_seqs; first += kLanes) {
+      if (find(w, first, before)) return;
+    }
+    at_ = end_;
+  }
+
+  [[nodiscard]] __device__ bool done() const { return at_ >= end_; }
+
+  /// The next piece; not when done.
+  __device__ Item next(const Work& w, std::int32_t slot) {
+    const AttendParams& a = w.attend;
+    const std::int32_t head_tile = (at_ - row_begin_) / units_;
+    const std::int32_t begin = row_begin_ + head_tile * units_;
+    const std::int32_t end = begin + units_;
+    Item item;
+    item.b = b_;
+    item.num_tokens = cuda::new_tokens(a.batch, b_);
+    item.kv_len = a.batch.kv_lens[b_];
+    set_heads(w, head_tile, item);
+    set_keys(w, item.num_tokens, item);
+    item.keys.end_tile = min(item.keys.end_tile, item.keys.first_tile + min(end, end_) - begin);
+    item.keys.first_tile = min(item.keys.first_tile + at_ - begin, item.keys.end_tile);
+    item.sharing = sharing_of(begin, end, run_);
+    if (item.sharing.num_parts > 1) {
+      item.partial_base =
+          w.slot_partials +
+          partial_of(item.sharing, slot - item.sharing.first_slot) * w.slot_rows;
+      item.token_step = item.num_heads;
+      item.head_step = 1;
+    }
+    at_ = min(end, end_);
+    if (at_ == row_begin_ + units_ * w.shape.head_tiles && at_ < end_) {
+      std::int32_t before = at_ / w.shape.head_tiles;
+      std::int32_t first = b_ + 1;
+      while (first < a.batch.num_seqs && !find(w, first, before)) first += kLanes;
+      if (first >= a.batch.num_seqs) at_ = end_;  // the last slot, with fewer units
+    }
+    return item;
+  }
+
+ private:
+  /// Looks for the sequence of unit at_ among rows first … first + 31; `before` are the units of
+  /// one head tile in front of them, and those of all of them afterwards where it isn't found.
+  __device__ bool find(const Work& w, std::int32_t first, std::int32_t& before) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const std::int32_t own = units_of_row(w, first + lane);
+    std::int32_t upto = own;
+#pragma unroll
+    for (int apart = 1; apart < kLanes; apart *= 2) {
+      const std::int32_t other = __shfl_up_sync(kAllLanes, upto, apart);
+      if (lane >= apart) upto += other;
+    }
+    const std::uint32_t beyond =
+        __ballot_sync(kAllLanes, (before + upto) * w.shape.head_tiles > at_);
+    if (beyond == 0) {
+      before += __shfl_sync(kAllLanes, upto, kLanes - 1);
+      return false;
+    }
+    const int found = __ffs(static_cast<int>(beyond)) - 1;
+    units_ = __shfl_sync(kAllLanes, own, found);
+    row_begin_ =
+        (before + __shfl_sync(kAllLanes, upto, found) - units_) * w.shape.head_tiles;
+    b_ = first + found;
+    return true;
+  }
+
+  std::int32_t run_ = 1;
+  std::int32_t at_ = 0;  ///< Unit.
+  std::int32_t end_ = 0;
+  std::int32_t b_ = 0;
+  std::int32_t units_ = 1;      ///< Of b_, of one head tile.
+  std::int32_t row_begin_ = 0;  ///< First unit of b_.
+};
 
 }  // namespace octavo::kernels::flash2

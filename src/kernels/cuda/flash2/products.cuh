@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp does with sixteen rows of q and some keys in shared memory: scores, logits, weights,
+// What a warp does with some rows of q, sixteen to a product, and some keys in shared memory: scores, logits, weights,
 // and the weighted sum of values, all in registers.
 #pragma once
 
@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/flash2/finish.cuh"
+#include "kernels/cuda/flash2/pieces.cuh"
 #include "kernels/cuda/flash2/tile.cuh"
 
 namespace octavo::kernels::flash2 {
@@ -19,17 +20,6 @@ struct RowMask {
   std::int32_t position[2] = {0, 0};
   float slope[2] = {0.0F, 0.0F};  ///< In units of log2(e).
 };
-
-/// The token and query head of row `row` of the item's tile; false where there is none.
-struct RowPlace {
-  bool exists = false;
-  std::int32_t token = 0;
-  std::int32_t head = 0;
-};
-__device__ inline RowPlace place_of_row(const Item& item, int row) {
-  if (row >= item.num_rows()) return {};
-  return {true, item.first_token + row / item.num_heads, item.first_head + row % item.num_heads};
-}
 
 __device__ inline RowMask row_mask(const Work& w, const Item& item, int first_row) {
   const AttendParams& a = w.attend;
@@ -53,63 +43,97 @@ __device__ inline RowMask row_mask(const Work& w, const Item& item, int first_ro
 template <int kTiles>
 using Scores = float[kTiles][4];
 
-/// scores = q kᵀ of 16 rows from first_row on, and the keys from first_key on.
-template <typename T, int kDim, int kTiles>
-__device__ void multiply_keys(Scores<kTiles>& scores, SmemAddress q, int first_row, SmemAddress k,
-                              int first_key, int lane) {
+/// scores = q kᵀ of 16 kRowTiles rows from first_row on, and the keys from first_key on.
+template <typename T, typename ConfigT, int kRowTiles, int kTiles>
+__device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], SmemAddress q, int first_row,
+                              SmemAddress k, int first_key, int lane) {
 #pragma unroll
-  for (auto& score : scores) {
-    for (float& value : score) value = 0.0F;
+  for (auto& rows : scores) {
+    for (auto& score : rows) {
+      for (float& value : score) value = 0.0F;
+    }
   }
   const int matrix = lane / 8;
-  const int q_row = first_row + matrix % 2 * 8 + lane % 8;
-  const int k_row = first_key + matrix / 2 * 8 + lane % 8;
+  const SmemAddress first_q =
+      q + place_of<ConfigT>(first_row + matrix % 2 * 8 + lane % 8, matrix / 2);
+  const SmemAddress first_k =
+      k + place_of<ConfigT>(first_key + matrix / 2 * 8 + lane % 8, matrix % 2);
 #pragma unroll
-  for (int d = 0; d < kDim / 16; ++d) {
-    std::uint32_t rows[4];
-    cuda::load_matrices(rows, q + place_of<kDim>(q_row, 2 * d + matrix / 2));
+  for (int d = 0; d < ConfigT::kDim / 16; ++d) {
+    std::uint32_t rows[kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+      cuda::load_matrices(rows[m], pairs_on(first_q, d) + m * 16 * ConfigT::kRowBytes);
 #pragma unroll
     for (int n = 0; n < kTiles; n += 2) {
       std::uint32_t keys[4];
-      cuda::load_matrices(keys, k + place_of<kDim>(n * 8 + k_row, 2 * d + matrix % 2));
-      cuda::multiply_add<T>(scores[n], rows, keys[0], keys[1]);
-      cuda::multiply_add<T>(scores[n + 1], rows, keys[2], keys[3]);
+      cuda::load_matrices(keys, pairs_on(first_k, d) + n * 8 * ConfigT::kRowBytes);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        cuda::multiply_add<T>(scores[m][n], rows[m], keys[0], keys[1]);
+        cuda::multiply_add<T>(scores[m][n + 1], rows[m], keys[2], keys[3]);
+      }
     }
   }
 }
 
-/// out += weights v of the keys from first_key on; the weights are rounded to T.
-template <typename T, int kDim, int kTiles>
-__device__ void multiply_values(float (&out)[kDim / 8][4], const Scores<kTiles>& weights,
-                                SmemAddress v, int first_key, int lane) {
+/// out += weights v of the keys from first_key on, and of dims 8 first_tile …, a multiple of 64;
+/// the weights are rounded to T.
+template <typename T, typename ConfigT, int kRowTiles, int kTiles, int kOutTiles>
+__device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4],
+                                const float (&weights)[kRowTiles][kTiles][4], SmemAddress v,
+                                int first_key, int first_tile, int lane) {
   const int matrix = lane / 8;
-  const int v_row = first_key + matrix % 2 * 8 + lane % 8;
+  const SmemAddress first_v =
+      v + place_of<ConfigT>(first_key + matrix % 2 * 8 + lane % 8, matrix / 2) + first_tile * 16;
 #pragma unroll
   for (int n = 0; n < kTiles; n += 2) {
-    const std::uint32_t rows[4] = {cuda::pack_pair<T>(weights[n][0], weights[n][1]),
-                                   cuda::pack_pair<T>(weights[n][2], weights[n][3]),
-                                   cuda::pack_pair<T>(weights[n + 1][0], weights[n + 1][1]),
-                                   cuda::pack_pair<T>(weights[n + 1][2], weights[n + 1][3])};
+    std::uint32_t rows[kRowTiles][4];
 #pragma unroll
-    for (int d = 0; d < kDim / 8; d += 2) {
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const float(&from)[4] = weights[m][n + r / 2];
+        rows[m][r] = cuda::pack_pair<T>(from[r % 2 * 2], from[r % 2 * 2 + 1]);
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < kOutTiles; d += 2) {
       std::uint32_t values[4];
-      cuda::load_matrices_transposed(values, v + place_of<kDim>(n * 8 + v_row, d + matrix / 2));
-      cuda::multiply_add<T>(out[d], rows, values[0], values[1]);
-      cuda::multiply_add<T>(out[d + 1], rows, values[2], values[3]);
+      cuda::load_matrices_transposed(values,
+                                     pairs_on(first_v, d / 2) + n * 8 * ConfigT::kRowBytes);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        cuda::multiply_add<T>(out[m][d], rows[m], values[0], values[1]);
+        cuda::multiply_add<T>(out[m][d + 1], rows[m], values[2], values[3]);
+      }
     }
   }
 }
 
-/// Products to logits in units of log2(e): scale, softcap, ALiBi, mask.
+/// How products become logits. Where nothing but a positive scale is asked for, they stay as they
+/// are until their exponentials are taken, whose argument is product * factor.
+struct LogitRule {
+  bool plain;
+  float factor;  ///< Of plain products; otherwise 1.
+};
+__device__ inline LogitRule logit_rule(const AttendParams& a) {
+  const bool plain = a.softcap <= 0.0F && a.alibi_slopes == nullptr && a.scale > 0.0F;
+  return {plain, plain ? a.scale * kLog2E : 1.0F};
+}
+
+/// Products to logits in units of log2(e), softcap and ALiBi in them.
 template <int kTiles>
-__device__ void to_logits(const AttendParams& a, const RowMask& mask, int first_key, bool masked,
+__device__ void to_logits(const AttendParams& a, const RowMask& mask, int first_key,
                           Scores<kTiles>& scores) {
   if (a.softcap > 0.0F) {
-    const float factor = a.scale / a.softcap;
+    const float factor = 2.0F * kLog2E * a.scale / a.softcap;
     const float cap = a.softcap * kLog2E;
 #pragma unroll
     for (auto& score : scores) {
-      for (float& value : score) value = cap * tanhf(value * factor);
+      // tanh x = 1 - 2 / (e^2x + 1): its error is absolute, which is what counts in a logit.
+      for (float& value : score)
+        value = cap - __fdividef(2.0F * cap, cuda::fast_exp2(value * factor) + 1.0F);
     }
   } else {
     const float factor = a.scale * kLog2E;
@@ -127,13 +151,15 @@ __device__ void to_logits(const AttendParams& a, const RowMask& mask, int first_
       }
     }
   }
-  if (masked) {
+}
+
+template <int kTiles>
+__device__ void mask_keys(const RowMask& mask, int first_key, Scores<kTiles>& scores) {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      for (int e = 0; e < 4; ++e) {
-        const int key = first_key + n * 8 + e % 2;
-        if (key < mask.begin[e / 2] || key >= mask.end[e / 2]) scores[n][e] = -INFINITY;
-      }
+  for (int n = 0; n < kTiles; ++n) {
+    for (int e = 0; e < 4; ++e) {
+      const int key = first_key + n * 8 + e % 2;
+      if (key < mask.begin[e / 2] || key >= mask.end[e / 2]) scores[n][e] = -INFINITY;
     }
   }
 }
@@ -150,29 +176,40 @@ __device__ inline float sum_of_row(float value) {
 
 /// Logits to weights, with what was summed before scaled to the new largest. `sum` is the thread's
 /// own keys' alone.
-template <int kDim, int kTiles>
-__device__ void weigh(Scores<kTiles>& scores, RowStats (&stats)[2], float (&out)[kDim / 8][4]) {
+template <int kRowTiles, int kTiles, int kOutTiles>
+__device__ void weigh(float factor, float (&scores)[kRowTiles][kTiles][4],
+                      RowStats (&stats)[kRowTiles][2], float (&out)[kRowTiles][kOutTiles][4]) {
+  float shrink[kRowTiles][2];
+  bool grown = false;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float max = stats[r].max;
+  for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-    for (auto& score : scores) max = fmaxf(max, fmaxf(score[2 * r], score[2 * r + 1]));
-    max = largest_of_row(max);
-    const float base = max == -INFINITY ? 0.0F : max;  // a row that has seen nothing: weights 0
-    const float shrink = cuda::fast_exp2(stats[r].max - base);
-    float sum = stats[r].sum * shrink;
+    for (int r = 0; r < 2; ++r) {
+      float max = scores[m][0][2 * r];
 #pragma unroll
-    for (auto& score : scores) {
-      for (int e = 2 * r; e < 2 * r + 2; ++e) {
-        score[e] = cuda::fast_exp2(score[e] - base);
-        sum += score[e];
+      for (auto& score : scores[m]) max = fmaxf(max, fmaxf(score[2 * r], score[2 * r + 1]));
+      max = fmaxf(stats[m][r].max, largest_of_row(max) * factor);
+      const float base = max == -INFINITY ? 0.0F : max;  // has seen nothing: weights 0
+      shrink[m][r] = cuda::fast_exp2(stats[m][r].max - base);
+      grown = grown || max > stats[m][r].max;
+      float sum = stats[m][r].sum * shrink[m][r];
+#pragma unroll
+      for (auto& score : scores[m]) {
+        for (int e = 2 * r; e < 2 * r + 2; ++e) {
+          score[e] = cuda::fast_exp2(fmaf(score[e], factor, -base));
+          sum += score[e];
+        }
       }
+      stats[m][r] = {max, sum};
     }
-    stats[r] = {max, sum};
+  }
+  // As long as no row's largest grows, which is most of a long sequence, all factors are 1.
+  if (!__any_sync(kAllLanes, grown)) return;
 #pragma unroll
-    for (auto& part : out) {
-      part[2 * r] *= shrink;
-      part[2 * r + 1] *= shrink;
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (auto& part : out[m]) {
+      for (int e = 0; e < 4; ++e) part[e] *= shrink[m][e / 2];
     }
   }
 }

@@ -1,23 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a step is cut into work items: the closed form of plan/schedule.h for one thread of a GPU or
-// of a host (a test holds the two against each other), and what follows for a host that knows
-// maxima alone. Compiles without CUDA.
+// How a step is dealt to blocks: closed forms for one thread of a GPU or of a host, and what
+// follows for a host that knows maxima alone. Compiles without CUDA.
+//
+// A sequence whose new tokens fit one tile (decode, drafts) is streamed: its key tiles, of all
+// heads, are units of one line on which all such sequences lie one behind the other, and that line
+// is cut into slots of equal length, a block each. A sequence of more tokens, and every sequence in
+// batch-invariant mode, makes items: a q tile, or an even split of the keys of one.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/cuda/flash2/config.h"
 #include "kernels/params.h"
 
 namespace octavo::kernels::flash2 {
 
-/// Rows of a tile: (token, query head) pairs, heads fastest. Keys of a tile.
-inline constexpr std::int32_t kTileRows = 64;
-inline constexpr std::int32_t kTileKeys = 64;
-
-/// As the plan's.
+/// Items that a step's sequences of several tiles are split to make, or one sequence in
+/// batch-invariant mode.
 inline constexpr std::int64_t kTargetItems = 256;
 inline constexpr std::int64_t kInvariantTargetItems = 64;
+/// Fewest key tiles of a split and of a slot.
 inline constexpr std::int64_t kMinSplitTiles = 4;
+#ifndef OCTAVO_MIN_SLOT
+#define OCTAVO_MIN_SLOT 1
+#endif
+inline constexpr std::int32_t kMinSlotTiles = OCTAVO_MIN_SLOT;
+inline constexpr std::int64_t kMostUnits = 0x40000000;
+/// Most slots of a step, whatever the device.
+inline constexpr std::int32_t kMaxSlots = 1024;
 
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t by) {
   return (value + by - 1) / by;
@@ -32,12 +42,13 @@ struct Tiling {
   std::int32_t q_tile = 1;      ///< Tokens of a tile.
   std::int32_t head_tiles = 1;  ///< Of all KV heads.
 };
-constexpr Tiling tiling_of(std::int32_t num_q_heads, std::int32_t num_kv_heads) {
+constexpr Tiling tiling_of(std::int32_t num_q_heads, std::int32_t num_kv_heads,
+                           std::int32_t tile_rows) {
   Tiling tiling;
   const std::int32_t group = num_q_heads / num_kv_heads;
-  tiling.tiles_per_group = static_cast<std::int32_t>(ceil_div(group, kTileRows));
+  tiling.tiles_per_group = static_cast<std::int32_t>(ceil_div(group, tile_rows));
   tiling.heads = static_cast<std::int32_t>(ceil_div(group, tiling.tiles_per_group));
-  tiling.q_tile = kTileRows / tiling.heads;
+  tiling.q_tile = tile_rows / tiling.heads;
   tiling.head_tiles = num_kv_heads * tiling.tiles_per_group;
   return tiling;
 }
@@ -46,32 +57,109 @@ constexpr Tiling tiling_of(std::int32_t num_q_heads, std::int32_t num_kv_heads) 
 struct CutShape {
   std::int32_t q_tile = 1;
   std::int32_t head_tiles = 1;
+  std::int32_t tile_keys = 1;
   bool causal = true;
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
   bool batch_invariant = false;
+  bool streams = true;  ///< Whether there are slots; else all sequences make items.
 };
-constexpr CutShape cut_shape(const AttendParams& p) {
-  const Tiling tiling = tiling_of(p.num_q_heads, p.num_kv_heads);
-  return {tiling.q_tile, tiling.head_tiles, p.causal,
-          p.window_left, p.window_right,    p.batch_invariant};
+/// Units are numbered in 32 bits; a step that might have more has no slots.
+constexpr CutShape cut_shape(const AttendParams& p, const Instance& instance,
+                             const StepMaxima& maxima) {
+  const Tiling tiling = tiling_of(p.num_q_heads, p.num_kv_heads, instance.rows);
+  const std::int64_t units = (maxima.max_kv_len / instance.keys + std::int64_t{1}) *
+                             maxima.num_seqs * tiling.head_tiles;
+  return {tiling.q_tile, tiling.head_tiles, instance.keys,     p.causal,
+          p.window_left, p.window_right,    p.batch_invariant, !p.batch_invariant && units < kMostUnits};
 }
+
+/// Keys, and the tiles that hold them.
+struct KeySpan {
+  std::int32_t begin_key = 0;
+  std::int32_t end_key = 0;
+  std::int32_t first_tile = 0;
+  std::int32_t end_tile = 0;
+
+  [[nodiscard]] constexpr std::int32_t tiles() const { return end_tile - first_tile; }
+};
+/// What tokens first_token … first_token + num_tokens - 1 of a sequence see together.
+constexpr KeySpan keys_seen(const CutShape& shape, std::int32_t new_tokens, std::int32_t kv_len,
+                            std::int32_t first_token, std::int32_t num_tokens) {
+  const std::int64_t first = std::int64_t{kv_len} - new_tokens + first_token;
+  const KeyRange by_first =
+      visible_keys(shape.causal, shape.window_left, shape.window_right, first, kv_len);
+  const KeyRange by_last = visible_keys(shape.causal, shape.window_left, shape.window_right,
+                                        first + num_tokens - 1, kv_len);
+  KeySpan span;
+  if (by_first.begin >= by_last.end) return span;
+  span.begin_key = static_cast<std::int32_t>(by_first.begin);
+  span.end_key = static_cast<std::int32_t>(by_last.end);
+  span.first_tile = span.begin_key / shape.tile_keys;
+  span.end_tile = (span.end_key + shape.tile_keys - 1) / shape.tile_keys;
+  return span;
+}
+
+// ---- Slots ---------------------------------------------------------------------------------------
+
+constexpr bool is_streamed(const CutShape& shape, std::int32_t new_tokens) {
+  return shape.streams && new_tokens > 0 && new_tokens <= shape.q_tile;
+}
+
+/// A sequence's units of one head tile: its key tiles, or one where it sees no key; 0 where it is
+/// not streamed.
+constexpr std::int32_t units_of(const CutShape& shape, std::int32_t new_tokens,
+                                std::int32_t kv_len) {
+  if (!is_streamed(shape, new_tokens)) return 0;
+  const std::int32_t tiles = keys_seen(shape, new_tokens, kv_len, 0, new_tokens).tiles();
+  return tiles > 0 ? tiles : 1;
+}
+
+/// The line of a step's units, cut.
+struct Slots {
+  std::int32_t count = 0;
+  std::int32_t run = 1;  ///< Units of a slot; the last may have fewer.
+};
+constexpr Slots slots_of(std::int32_t units, std::int32_t most_slots) {
+  if (units == 0) return {};
+  const auto wanted = static_cast<std::int32_t>(ceil_div(units, most_slots));
+  const std::int32_t run = wanted > kMinSlotTiles ? wanted : kMinSlotTiles;
+  return {static_cast<std::int32_t>(ceil_div(units, run)), run};
+}
+
+/// Which slots share the units [begin, end) of one sequence and head tile.
+struct Sharing {
+  std::int32_t first_slot = 0;
+  std::int32_t num_parts = 1;
+  bool first_is_second = false;  ///< In the first slot, something else begins before.
+};
+constexpr Sharing sharing_of(std::int32_t begin, std::int32_t end, std::int32_t run) {
+  const std::int32_t first = begin / run;
+  return {first, (end - 1) / run - first + 1, begin > first * run};
+}
+/// A slot has two partial results at most: of what it goes on with, and of what goes on behind it.
+constexpr std::int32_t partial_of(const Sharing& sharing, std::int32_t part) {
+  return 2 * (sharing.first_slot + part) + (part == 0 && sharing.first_is_second ? 1 : 0);
+}
+
+// ---- Items ---------------------------------------------------------------------------------------
 
 /// The most key tiles that any q tile of a sequence sees.
 constexpr std::int64_t visible_tiles(const CutShape& shape, std::int32_t new_tokens,
                                      std::int32_t kv_len) {
   if (new_tokens == 0 || kv_len == 0) return 0;
-  const std::int64_t all = ceil_div(kv_len, kTileKeys);
+  const std::int64_t all = ceil_div(kv_len, shape.tile_keys);
   const std::int64_t right = shape.causal ? 0 : shape.window_right;
   if (shape.window_left < 0 || right < 0) return all;
   const std::int64_t span =
       least(shape.window_left, kv_len) + least(shape.q_tile, new_tokens) + least(right, kv_len);
-  return least(all, ceil_div(span - 1, kTileKeys) + 1);
+  return least(all, ceil_div(span - 1, shape.tile_keys) + 1);
 }
 
-/// A sequence's share of the step's work, in key tiles of q tiles.
+/// A sequence's share of the items' work, in key tiles of q tiles.
 constexpr std::int64_t work_of(const CutShape& shape, std::int32_t new_tokens,
                                std::int32_t kv_len) {
+  if (is_streamed(shape, new_tokens)) return 0;
   return ceil_div(new_tokens, shape.q_tile) * visible_tiles(shape, new_tokens, kv_len);
 }
 
@@ -81,7 +169,7 @@ constexpr std::int64_t run_length(const CutShape& shape, std::int64_t work) {
   return most(kMinSplitTiles, ceil_div(work * shape.head_tiles, target));
 }
 
-/// How one sequence is cut.
+/// How one sequence is cut into items.
 struct Cut {
   std::int32_t split_tiles = 1;
   std::int32_t num_splits = 0;
@@ -90,6 +178,7 @@ struct Cut {
 };
 constexpr Cut cut_of(const CutShape& shape, std::int32_t new_tokens, std::int32_t kv_len,
                      std::int64_t step_run) {
+  if (is_streamed(shape, new_tokens)) return {};
   const std::int64_t q_tiles = ceil_div(new_tokens, shape.q_tile);
   const std::int64_t tiles = most(visible_tiles(shape, new_tokens, kv_len), 1);
   const std::int64_t run = shape.batch_invariant ? run_length(shape, q_tiles * tiles) : step_run;
@@ -99,24 +188,40 @@ constexpr Cut cut_of(const CutShape& shape, std::int32_t new_tokens, std::int32_
           splits > 1 ? new_tokens * splits : 0};
 }
 
-/// What a step within maxima is cut into at most. Splits of a sequence are at most tiles / run + 1,
+// ---- Bounds --------------------------------------------------------------------------------------
+
+/// What a step within maxima is dealt to at most. Splits of a sequence are at most tiles / run + 1,
 /// and the run is at least work * head_tiles / target; where there are two or more, tiles > run.
 struct CutBounds {
-  std::int64_t num_items = 0;
-  std::int64_t num_partial_rows = 0;
+  std::int64_t num_items = 0;         ///< Of one head tile.
+  std::int64_t num_partial_rows = 0;  ///< Of items; a row has all query heads.
+  std::int32_t num_slots = 0;
+  std::int64_t slot_rows = 0;  ///< Rows of a slot's partial result.
 };
-constexpr CutBounds cut_bounds(const CutShape& shape, std::int64_t num_seqs,
-                               std::int64_t num_tokens, std::int64_t max_kv_len) {
-  const std::int64_t q_tiles = least(num_tokens, num_tokens / shape.q_tile + num_seqs);
-  const std::int64_t tiles = ceil_div(max_kv_len, kTileKeys);
-  if (tiles <= kMinSplitTiles) return {q_tiles, 0};
-  const std::int64_t units = shape.batch_invariant ? num_seqs : 1;
+constexpr CutBounds cut_bounds(const CutShape& shape, const StepMaxima& maxima,
+                               std::int32_t most_slots, std::int32_t tile_heads) {
+  CutBounds bounds;
+  const std::int64_t tiles = ceil_div(maxima.max_kv_len, shape.tile_keys);
+  if (maxima.num_tokens == 0 || maxima.num_seqs == 0) return bounds;
+  if (shape.streams) {
+    const std::int64_t units = most(tiles, 1) * maxima.num_seqs * shape.head_tiles;
+    bounds.num_slots =
+        static_cast<std::int32_t>(least(most_slots, ceil_div(units, kMinSlotTiles)));
+    bounds.slot_rows = least(shape.q_tile, maxima.max_new_tokens) * tile_heads;
+    if (maxima.max_new_tokens <= shape.q_tile) return bounds;
+  }
+  const std::int64_t q_tiles =
+      least(maxima.num_tokens, maxima.num_tokens / shape.q_tile + maxima.num_seqs);
+  bounds.num_items = q_tiles;
+  if (tiles <= kMinSplitTiles) return bounds;
+  const std::int64_t groups = shape.batch_invariant ? maxima.num_seqs : 1;
   const std::int64_t extra =
-      units *
+      groups *
       ceil_div(shape.batch_invariant ? kInvariantTargetItems : kTargetItems, shape.head_tiles);
-  const std::int64_t splits = least(ceil_div(tiles, kMinSplitTiles), extra / units + 1);
-  return {least(q_tiles + extra, q_tiles * splits),
-          least(2 * shape.q_tile * extra, num_tokens * splits)};
+  const std::int64_t splits = least(ceil_div(tiles, kMinSplitTiles), extra / groups + 1);
+  bounds.num_items = least(q_tiles + extra, q_tiles * splits);
+  bounds.num_partial_rows = least(2 * shape.q_tile * extra, maxima.num_tokens * splits);
+  return bounds;
 }
 
 }  // namespace octavo::kernels::flash2

@@ -17,26 +17,25 @@ namespace octavo::kernels::flash2 {
 
 using cuda::SmemAddress;
 
-inline constexpr int kWarps = 4;
-inline constexpr int kThreads = kWarps * kLanes;
-inline constexpr int kWarpRows = kTileRows / kWarps;  ///< Rows of a warp's products.
-inline constexpr int kWarpKeys = kTileKeys / kWarps;  ///< Keys that a warp brings.
-inline constexpr int kChunk = 8;                      ///< Elements of 16 bytes.
-
-template <int kDim>
-struct TileShape {
-  static constexpr int kChunks = kDim / kChunk;
-  static constexpr int kBytes = 64 * kDim * 2;
-  /// Buffers of K, and of V. All instances fit the 99 KB of sm86 and sm89.
-  static constexpr int kStages = kDim == 256 ? 1 : 2;
-  static constexpr int kSmemBytes = (1 + 2 * kStages) * kBytes;
-};
-static_assert(kTileRows == 64 && kTileKeys == 64);
-
 /// Byte of chunk `chunk` of row `row`.
-template <int kDim>
+template <typename ConfigT>
 __device__ constexpr SmemAddress place_of(int row, int chunk) {
-  return static_cast<SmemAddress>(row * kDim * 2 + ((chunk ^ (row & 7)) * 16));
+  return static_cast<SmemAddress>(row * ConfigT::kRowBytes + ((chunk ^ (row & 7)) * 16));
+}
+
+/// From the byte of one of a row's first two chunks to that of the chunk 2 `pairs` further on. By
+/// constants on an address that changes from tile to tile, so that nothing is kept in registers for
+/// it. Tiles begin at multiples of 128 bytes.
+__device__ constexpr SmemAddress pairs_on(SmemAddress chunk, int pairs) {
+  return (chunk ^ static_cast<SmemAddress>(pairs % 4 * 32)) +
+         static_cast<SmemAddress>(pairs / 4 * 128);
+}
+/// From a chunk's byte to that of the same chunk `rows` further on; the row that it is in and
+/// `rows` have no bit in common below 8.
+template <typename ConfigT>
+__device__ constexpr SmemAddress rows_on(SmemAddress chunk, int rows) {
+  return (chunk ^ static_cast<SmemAddress>(rows % 8 * 16)) +
+         static_cast<SmemAddress>(rows * ConfigT::kRowBytes);
 }
 
 /// The bits of eight elements of q, rotated where asked.
@@ -72,75 +71,100 @@ __device__ uint4 read_query(const Work& w, const Frequencies& frequencies, const
   return own.bits;
 }
 
-/// Brings the item's rows of q to shared memory; rows and dims that it hasn't become 0.
-template <typename T, int kDim>
-__device__ void load_queries(const Work& w, const Frequencies& frequencies, const Item& item,
-                             unsigned char* to) {
-  constexpr int kChunks = TileShape<kDim>::kChunks;
-  const int rows = item.num_rows();
+/// Brings the item's rows of q to the first `rows` of its tile; rows and dims that it hasn't become
+/// 0.
+/// Not inlined: it has the whole of RoPE, and three callers.
+template <typename T, typename ConfigT>
+__device__ __noinline__ void load_queries(const Work& w, const Frequencies& frequencies, const Item& item,
+                             int rows, unsigned char* to) {
+  constexpr int kChunks = ConfigT::kDim / kChunk;
+  const int own_rows = item.num_rows();
 #pragma unroll 1
-  for (int c = static_cast<int>(threadIdx.x); c < kTileRows * kChunks; c += kThreads) {
+  for (int c = static_cast<int>(threadIdx.x); c < rows * kChunks; c += ConfigT::kThreads) {
     const int row = c / kChunks;
     const int chunk = c % kChunks;
     uint4 bits{};
-    if (row < rows && chunk * kChunk < w.attend.head_dim) {
+    if (row < own_rows && chunk * kChunk < w.attend.head_dim) {
       bits = read_query<T>(w, frequencies, item, item.first_token + row / item.num_heads,
                            item.first_head + row % item.num_heads, chunk * kChunk);
     }
-    *reinterpret_cast<uint4*>(to + place_of<kDim>(row, chunk)) = bits;
+    *reinterpret_cast<uint4*>(to + place_of<ConfigT>(row, chunk)) = bits;
   }
 }
 
 /// Brings tiles of K and V. A warp brings kWarpKeys rows of each; its lanes look up where these lie
-/// (lane and lane + 16 the same), and tell each other.
-template <int kDim>
+/// (several lanes the same), and tell each other where rows may lie in different pages.
+template <typename ConfigT>
 class KeyLoader {
  public:
   __device__ KeyLoader(const Work& w, const Item& item)
       : w_(w),
         item_(item),
         lane_(static_cast<int>(threadIdx.x) % kLanes),
-        first_row_(static_cast<int>(threadIdx.x) / kLanes * kWarpKeys) {}
+        first_row_(static_cast<int>(threadIdx.x) / kLanes * ConfigT::kWarpKeys) {}
 
   /// Looks up the rows of a tile for the next load_keys and load_values. Keys that none of the
   /// tokens sees, and pages outside the pool, read as zeros: what lies there never spreads.
   __device__ void look_up(int tile) {
-    k_from_ = v_from_ = kNowhere;
-    const std::int32_t key = tile * kTileKeys + first_row_ + lane_ % kWarpKeys;
-    if (tile >= item_.end_tile || key < item_.begin_key || key >= item_.end_key) return;
-    const KvPages& kv = w_.attend.kv;
-    const auto size = static_cast<std::uint32_t>(kv.page_size);
+    page_ = kNowhere;
+    tile_ = tile;
+    if (tile >= item_.keys.end_tile) return;
+    const std::int32_t first = tile * ConfigT::kKeys + first_row_;
+    const std::int32_t key = w_.rows_together ? first : first + lane_ % ConfigT::kWarpKeys;
+    const std::int32_t seen = w_.rows_together ? first + ConfigT::kWarpKeys : key + 1;
+    if (seen <= item_.keys.begin_key || key >= item_.keys.end_key) return;
+    const auto size = static_cast<std::uint32_t>(w_.attend.kv.page_size);
     const auto index = static_cast<std::uint32_t>(key) / size;
-    const std::uint32_t slot = static_cast<std::uint32_t>(key) - index * size;
+    slot_ = static_cast<std::uint32_t>(key) - index * size;
     const std::int32_t page = page_of(w_.attend.batch, item_.b, static_cast<std::int32_t>(index));
-    if (page < 0 || page >= kv.num_pages) return;
-    k_from_ = page * kv.k.page_stride + slot * kv.k.slot_stride + item_.kv_head * kv.k.head_stride;
-    v_from_ = page * kv.v.page_stride + slot * kv.v.slot_stride + item_.kv_head * kv.v.head_stride;
+    if (page >= 0 && page < w_.attend.kv.num_pages) page_ = page;
   }
 
   __device__ void load_keys(SmemAddress to) const {
-    load(w_.attend.kv.k.data, k_from_, w_.attend.head_dim, to);
+    load(w_.attend.kv.k, w_.attend.head_dim, to);
   }
   __device__ void load_values(SmemAddress to) const {
-    load(w_.attend.kv.v.data, v_from_, w_.attend.head_dim_v, to);
+    load(w_.attend.kv.v, w_.attend.head_dim_v, to);
   }
 
  private:
-  /// Zeros are to be had. Strides may be negative, so that no offset below 0 will do.
-  static constexpr std::int64_t kNowhere = -0x7FFFFFFFFFFFFFFF - 1;
+  static constexpr std::int32_t kNowhere = -1;  ///< Zeros are to be had.
 
-  __device__ void load(const void* data, std::int64_t own_from, int dim, SmemAddress to) const {
-    constexpr int kChunks = TileShape<kDim>::kChunks;
+  __device__ void load(const PagedTensor& tensor, int dim, SmemAddress to) const {
+    constexpr int kChunks = ConfigT::kDim / kChunk;
     constexpr int kRowsAtOnce = kLanes / kChunks;
     const int chunk = lane_ % kChunks;
-    const auto* bytes = static_cast<const char*>(data);
+    const bool has_chunk = chunk * kChunk < dim;
+    const SmemAddress first = to + place_of<ConfigT>(first_row_ + lane_ / kChunks, chunk);
+    const auto* data = static_cast<const char*>(tensor.data) +
+                       (item_.kv_head * tensor.head_stride + chunk * kChunk) * 2;
+    if (w_.rows_together) {
+      const int row = lane_ / kChunks;
+      const auto* from =
+          data + (page_ * tensor.page_stride + (slot_ + row) * tensor.slot_stride) * 2;
+      const std::int64_t step = tensor.slot_stride * (2 * kRowsAtOnce);
+      // Rows begin … begin + count - 1 are there.
+      const std::int32_t first_key = tile_ * ConfigT::kKeys + first_row_;
+      const std::int32_t begin = item_.keys.begin_key - first_key;
+      const bool any = page_ != kNowhere && has_chunk;
+      const auto count =
+          static_cast<std::uint32_t>(any ? item_.keys.end_key - item_.keys.begin_key : 0);
 #pragma unroll
-    for (int at = 0; at < kWarpKeys; at += kRowsAtOnce) {
+      for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) {
+        const bool valid = static_cast<std::uint32_t>(row + at - begin) < count;
+        cuda::copy_async(rows_on<ConfigT>(first, at), from, valid);
+        from += step;
+      }
+      return;
+    }
+    const std::int64_t own_from = page_ * tensor.page_stride + slot_ * tensor.slot_stride;
+#pragma unroll
+    for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) {
       const int row = at + lane_ / kChunks;
+      const std::int32_t page = __shfl_sync(kAllLanes, page_, row);
       const std::int64_t from = __shfl_sync(kAllLanes, own_from, row);
-      const bool valid = from != kNowhere && chunk * kChunk < dim;
-      cuda::copy_async(to + place_of<kDim>(first_row_ + row, chunk),
-                       bytes + (valid ? (from + chunk * kChunk) * 2 : 0), valid);
+      const bool valid = page != kNowhere && has_chunk;
+      cuda::copy_async(rows_on<ConfigT>(first, at), data + from * 2, valid);
     }
   }
 
@@ -148,8 +172,9 @@ class KeyLoader {
   const Item& item_;
   int lane_;
   int first_row_;
-  std::int64_t k_from_ = kNowhere;  ///< Elements.
-  std::int64_t v_from_ = kNowhere;
+  std::int32_t tile_ = 0;
+  std::int32_t page_ = kNowhere;
+  std::uint32_t slot_ = 0;
 };
 
 }  // namespace octavo::kernels::flash2

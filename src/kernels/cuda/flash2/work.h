@@ -17,7 +17,7 @@ struct Frequencies {
   double values[128];  ///< Half of the widest head here.
 };
 
-/// The step's cut, in device memory.
+/// The items of a step, in device memory; streamed sequences have none.
 struct CutArrays {
   std::int64_t* item_offsets = nullptr;     ///< [num_seqs + 1]
   std::int64_t* partial_offsets = nullptr;  ///< [num_seqs + 1]
@@ -37,23 +37,29 @@ struct Work {
   Tiling tiling;
   CutShape shape;
   CutArrays cut;
-  std::int32_t dim = 0;        ///< The instance's: 64, 128 or 256; partials have rows of it.
-  float* partials = nullptr;   ///< [num_partial_rows, num_q_heads, dim], not yet divided.
-  RowStats* stats = nullptr;   ///< [num_partial_rows, num_q_heads]
-  bool q_in_vectors = false;   ///< 16 bytes of q may be read at once.
-  bool out_in_pairs = false;   ///< Two elements of out may be written at once.
-  std::int64_t max_items = 0;  ///< Bounds of the grid.
+  std::int32_t dim = 0;             ///< The instance's; partials have rows of it.
+  std::int64_t max_items = 0;       ///< Bounds of the grid: items of a head tile,
+  std::int32_t max_slots = 0;       ///< and slots.
+  std::int64_t slot_rows = 0;       ///< Of a slot's partial result.
+  float* partials = nullptr;        ///< [.., dim], not yet divided: of items, then of slots.
+  RowStats* stats = nullptr;        ///< One for each row of partials.
+  std::int64_t slot_partials = 0;   ///< The first row of partials of slots.
+  std::uint32_t* arrived = nullptr; ///< [max_slots] Parts that are there; 0 between calls.
+  bool q_in_vectors = false;        ///< 16 bytes of q may be read at once.
+  bool out_in_vectors = false;      ///< 16 bytes of out may be written at once.
+  bool rows_together = false;       ///< Sixteen keys from a multiple of 16 on lie in one page.
 };
 
 /// Fills the cut from the lengths in device memory.
 int cut_step(const Work& work, CUstream_st* stream);
 
-/// The attention of all items of an instance, by the cache's dtype.
+/// The attention of an instance, by the cache's dtype.
 int attend_64(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
 int attend_128(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
 int attend_256(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
+int attend_256_small(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
 
-/// Partials to outputs, in the order of the splits.
+/// Partials of items to outputs, in the order of the splits.
 int combine_partials(const Work& work, CUstream_st* stream);
 
 /// Padding rows of the output become 0, of the LSE -inf.

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// Heads of up to 256 dims where shared memory is short.
+#include "kernels/cuda/flash2/attend_launch.cuh"
+
+namespace octavo::kernels::flash2 {
+
+int attend_256_small(const Work& work, const Frequencies& frequencies, CUstream_st* stream) {
+  return launch_instance<Head256Small>(work, frequencies, stream);
+}
+
+}  // namespace octavo::kernels::flash2

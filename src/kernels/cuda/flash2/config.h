@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles of each instance of flash2. Compiles without CUDA.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo::kernels::flash2 {
+
+/// Rows of one matrix product of a warp.
+inline constexpr int kProductRows = 16;
+
+/// Elements of 16 bytes.
+inline constexpr int kChunk = 8;
+
+/// How a block of an instance works. Rows are (token, query head) pairs.
+template <int kDimT, int kWarpsT, int kRowTilesT, int kKeysT, int kStagesT, int kBlocksT>
+struct TileConfig {
+  static constexpr int kDim = kDimT;            ///< Widest head, of K and of V.
+  static constexpr int kWarps = kWarpsT;
+  static constexpr int kRowTiles = kRowTilesT;  ///< Of kProductRows rows, a warp.
+  static constexpr int kKeys = kKeysT;          ///< Of a tile.
+  static constexpr int kStages = kStagesT;      ///< Buffers of K, and of V.
+  static constexpr int kBlocks = kBlocksT;      ///< That a multiprocessor is to hold.
+
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kRows = kWarps * kRowTiles * kProductRows;
+  static constexpr int kWarpKeys = kKeys / kWarps;  ///< That a warp brings.
+  /// With few rows the keys are dealt to groups of warps, sixteen each; the warps of a group share
+  /// the dims of V.
+  static constexpr int kKeyGroups = kKeys / 16;
+  static constexpr int kDimParts = kWarps / kKeyGroups;
+  static constexpr int kRowBytes = kDim * 2;
+  static constexpr int kKeyBytes = kKeys * kRowBytes;
+  static constexpr int kQueryBytes = kRows * kRowBytes;
+  static constexpr int kSmemBytes = kQueryBytes + 2 * kStages * kKeyBytes;
+  static_assert(kStages >= 2 && kWarps % kKeyGroups == 0 && kWarpKeys <= 16);
+};
+
+using Head64 = TileConfig<64, 4, 2, 64, 3, 2>;
+using Head128 = TileConfig<128, 4, 2, 64, 2, 2>;
+using Head256 = TileConfig<256, 8, 1, 64, 2, 1>;
+/// For multiprocessors with less shared memory than Head256 takes (sm80: 163 KB, sm86, sm89: 99 KB
+/// a block).
+using Head256Small = TileConfig<256, 4, 1, 32, 2, 1>;
+static_assert(Head128::kSmemBytes <= 99 * 1024 && Head256Small::kSmemBytes <= 99 * 1024);
+
+/// What a host needs to know of the configuration of a call.
+struct Instance {
+  std::int32_t dim = 0;
+  std::int32_t rows = 0;    ///< Of a tile.
+  std::int32_t keys = 0;    ///< Of a tile.
+  std::int32_t blocks = 1;  ///< Of a multiprocessor.
+  bool small = false;
+};
+
+/// The instance for heads of `widest` dims on a device whose blocks may have smem_bytes of shared
+/// memory, and whose multiprocessors have as much and 1 KB a block.
+constexpr Instance instance_of(std::int32_t widest, std::size_t smem_bytes) {
+  const auto make = [&]<typename ConfigT>(ConfigT, bool small) {
+    const std::size_t fits = (smem_bytes + 1024) / (ConfigT::kSmemBytes + 1024);
+    const std::int32_t blocks =
+        fits < ConfigT::kBlocks ? static_cast<std::int32_t>(fits) : ConfigT::kBlocks;
+    return Instance{ConfigT::kDim, ConfigT::kRows, ConfigT::kKeys, blocks, small};
+  };
+  if (widest <= Head64::kDim) return make(Head64{}, false);
+  if (widest <= Head128::kDim) return make(Head128{}, false);
+  if (smem_bytes >= Head256::kSmemBytes) return make(Head256{}, false);
+  return make(Head256Small{}, true);
+}
+
+}  // namespace octavo::kernels::flash2
