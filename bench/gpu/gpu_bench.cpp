@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times of the GPU's append, of prefill and decode by its own kernels, and of the host's plan and
-// begin, each beside the device-to-device copy of the same run. Device times are medians of CUDA
-// graph replays that rotate over the layers of a cache larger than the L2. Prints one JSON object a
-// line.
+// Times of the GPU's append and attention, and of the host's plan and begin, each beside the
+// device-to-device copy of the same run. Device times are medians of CUDA graph replays that rotate
+// over the layers of a cache larger than the L2. Prints one JSON object a line.
 #include "bench/gpu/harness.h"
 
 #include <fmt/format.h>
@@ -56,88 +55,6 @@ void bench_append(GpuClock& clock, const Report& report, std::int32_t seqs, std:
       "append", us, static_cast<double>(per_layer) * 2.0 * 2.0 * 2.0, 0.0);
 }
 
-void bench_prefill(GpuClock& clock, const Report& report, Backend backend, Mask mask) {
-  constexpr std::int64_t kTokens = 8192;
-  CacheConfig config = append_cache(1, kTokens);
-  config.num_layers = 1;
-  config.num_kv_heads = 8;
-  config.workspace_bytes = std::int64_t{4} << 30U;
-  KvCache cache(config);
-  const StepPlan plan = cache.plan({{1, kTokens}}).plan();
-  cache.begin(plan, clock.stream());
-  const DeviceMemory q = numbers(kTokens * 32 * 128);
-  const DeviceMemory out(kGpu, q.size());
-  AttentionConfig a = heads(32);
-  a.mask = mask;
-  a.backend = backend;
-  const Attention attention(a, config);
-  LayerInputs inputs;
-  inputs.q = ConstTensorView(q.data(), DType::BF16, {kTokens, 32, 128}, kGpu);
-  inputs.k = ConstTensorView(q.data(), DType::BF16, {kTokens, 8, 128}, kGpu);
-  inputs.v = inputs.k;
-  attention.append(plan, cache, 0, inputs, clock.stream());
-  const TensorView to(out.data(), DType::BF16, {kTokens, 32, 128}, kGpu);
-  const double us = clock.in_graph(
-      1, [&](int) { attention.attend(plan, cache, 0, inputs, to, nullptr, clock.stream()); });
-  const double products = 4.0 * kTokens * kTokens * 32.0 * 128.0;
-  report.line(fmt::format("prefill b1 s8192 h32/8 d128 bf16 page16 {}", to_string(mask)),
-              to_string(backend), us, 0.0, mask == Mask::Causal ? products / 2.0 : products);
-}
-
-/// `tokens` new ones for each of `seqs` sequences of kv_len keys.
-void bench_decode(GpuClock& clock, const Report& report, Backend backend, std::int32_t seqs,
-                  std::int64_t kv_len, std::int32_t page_size, std::int64_t tokens) {
-  constexpr double kBeyondL2 = 256e6;
-  constexpr int kMostLayers = 64;
-  const double bytes = 2.0 * static_cast<double>(seqs * kv_len) * 8.0 * 128.0 * 2.0;
-  CacheConfig config = append_cache(seqs, kv_len);
-  config.num_layers = std::clamp(static_cast<int>(kBeyondL2 / bytes), 1, kMostLayers);
-  config.page_size = page_size;
-  KvCache cache(config);
-  for (std::int32_t layer = 0; layer < config.num_layers; ++layer) {
-    for (const TensorView& view : {cache.key_storage(layer), cache.value_storage(layer)}) {
-      std::int64_t elements = 1;
-      for (std::size_t axis = 0; axis < 4; ++axis) elements *= view.shape[axis];
-      // Any keys will do, as long as they are numbers.
-      testkit::fill_device(kGpu, view.data, std::byte{0x3C},
-                           static_cast<std::size_t>(elements) * 2);
-    }
-  }
-  std::vector<SequenceStep> lines;
-  for (SequenceId id = 0; id < seqs; ++id) lines.push_back({id, kv_len - tokens});
-  cache.begin(cache.plan(lines).plan(), clock.stream());
-  for (SequenceStep& line : lines) line.new_tokens = tokens;
-  const StepPlan plan = cache.plan(lines).plan();
-  cache.begin(plan, clock.stream());
-  const std::int64_t all = seqs * tokens;
-  const DeviceMemory q = numbers(all * 32 * 128);
-  const DeviceMemory out(kGpu, q.size());
-  AttentionConfig a = heads(32);
-  a.backend = backend;
-  const Attention attention(a, config);
-  LayerInputs inputs;
-  inputs.q = ConstTensorView(q.data(), DType::BF16, {all, 32, 128}, kGpu);
-  const TensorView to(out.data(), DType::BF16, {all, 32, 128}, kGpu);
-  const double us = clock.in_graph(config.num_layers, [&](int i) {
-    attention.attend(plan, cache, i, inputs, to, nullptr, clock.stream());
-  });
-  report.line(
-      fmt::format("decode b{} s{} q{} h32/8 d128 bf16 page{}", seqs, kv_len, tokens, page_size),
-      to_string(backend), us, bytes, 0.0);
-}
-
-/// The cases of the goals.
-void bench_decodes(GpuClock& clock, const Report& report, Backend backend) {
-  bench_decode(clock, report, backend, 1, 1024, 16, 1);
-  bench_decode(clock, report, backend, 1, 32768, 16, 1);
-  bench_decode(clock, report, backend, 16, 8192, 16, 1);
-  bench_decode(clock, report, backend, 64, 8192, 1, 1);
-  bench_decode(clock, report, backend, 64, 8192, 16, 1);
-  bench_decode(clock, report, backend, 64, 8192, 64, 1);
-  bench_decode(clock, report, backend, 64, 8192, 16, 4);
-  bench_decode(clock, report, backend, 128, 2048, 16, 1);
-}
-
 void bench_host(GpuClock& clock, const Report& report) {
   CacheConfig config = append_cache(256, 4096 + 200);
   config.num_layers = 1;
@@ -159,8 +76,9 @@ void bench_host(GpuClock& clock, const Report& report) {
   report.line("plan and begin b256 s4096 page16, host", "host", median(times), 0.0, 0.0);
 }
 
-/// `part`: append, prefill, decode, host, steps, or empty for all.
-int run(const std::string& part) {
+/// `part`: append, prefill, decode, mixed, host, steps, or empty for all; `backend` and
+/// `only`, a part of a case's name, are for the attention of prefill, decode and mixed.
+int run(const std::string& part, Backend backend, const std::string& only) {
   const std::string trouble = testkit::device_trouble(kGpu);
   if (!trouble.empty()) {
     fmt::print(stderr, "gpu_bench: {}\n", trouble);
@@ -173,6 +91,7 @@ int run(const std::string& part) {
   GpuClock clock;
   Report report{properties.name, fmt::format("{}.{}", driver / 1000, driver % 1000 / 10)};
   report.copy_tbps = copy_bandwidth(clock);
+  report.only = only;
   fmt::print("{{\"case\": \"copy\", \"device\": \"{}\", \"tbps\": {:.3f}}}\n", report.device,
              report.copy_tbps);
   if (part.empty() || part == "append") {
@@ -183,13 +102,9 @@ int run(const std::string& part) {
     bench_append(clock, report, 64, 1, 1000, true);
     bench_append(clock, report, 256, 1, 1000, false);
   }
-  if (part.empty() || part == "prefill") {
-    for (const Backend backend : {Backend::Unfused, Backend::Flash2}) {
-      bench_prefill(clock, report, backend, Mask::Full);
-      bench_prefill(clock, report, backend, Mask::Causal);
-    }
-  }
-  if (part.empty() || part == "decode") bench_decodes(clock, report, Backend::Flash2);
+  if (part.empty() || part == "prefill") bench_prefills(clock, report, backend);
+  if (part.empty() || part == "decode") bench_decodes(clock, report, backend);
+  if (part.empty() || part == "mixed") bench_mixed(clock, report, backend);
   if (part.empty() || part == "host") bench_host(clock, report);
   if (part.empty() || part == "steps") bench_steps(clock, report);
   return 0;
@@ -200,7 +115,12 @@ int run(const std::string& part) {
 
 int main(int argc, char** argv) {
   try {
-    return octavo::bench::run(argc > 1 ? argv[1] : "");
+    const auto backend = octavo::parse_backend(argc > 2 ? argv[2] : "flash2");
+    if (!backend.has_value()) {
+      fmt::print(stderr, "gpu_bench: wanted a backend's name, got '{}'\n", argv[2]);
+      return 2;
+    }
+    return octavo::bench::run(argc > 1 ? argv[1] : "", *backend, argc > 3 ? argv[3] : "");
   } catch (const octavo::Error& error) {
     fmt::print(stderr, "gpu_bench: {}\n", error.what());
     return 1;

@@ -109,6 +109,11 @@ struct Report {
   std::string driver;
   double copy_tbps = 0.0;
   std::string date = today();
+  std::string only;  ///< Part of the names of the cases to run.
+
+  [[nodiscard]] bool wants(const std::string& name) const {
+    return name.find(only) != std::string::npos;
+  }
 
   void line(const std::string& name, const char* backend, double us, double bytes,
             double flops) const {
@@ -157,6 +162,11 @@ inline DeviceMemory numbers(std::int64_t count) {
   memory.upload(host.data(), memory.size());
   return memory;
 }
+
+/// Attention alone: of prompts, of decodes, of a prompt beside decodes.
+void bench_prefills(GpuClock& clock, const Report& report, Backend backend);
+void bench_decodes(GpuClock& clock, const Report& report, Backend backend);
+void bench_mixed(GpuClock& clock, const Report& report, Backend backend);
 
 /// Whole steps: the plan of a caller's cache, and layers run one by one or replayed as a graph.
 void bench_steps(GpuClock& clock, const Report& report);

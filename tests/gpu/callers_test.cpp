@@ -112,7 +112,8 @@ TEST_P(Flash2Interleaved, IsRefused) {
     GpuCallersCache(value, layout, value.cache.page_size).run(Backend::Flash2);
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("rows of K or V that begin at no multiple of 16"));
+    EXPECT_THAT(error.what(),
+                ::testing::HasSubstr("rows of K or V that begin at no multiple of 16"));
   }
 }
 

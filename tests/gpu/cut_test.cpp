@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <set>
 #include <vector>
@@ -22,6 +23,8 @@ using kernels::flash2::cut_of;
 using kernels::flash2::cut_shape;
 using kernels::flash2::CutBounds;
 using kernels::flash2::CutShape;
+using kernels::flash2::divide;
+using kernels::flash2::divider_of;
 using kernels::flash2::Instance;
 using kernels::flash2::instance_of;
 using kernels::flash2::is_streamed;
@@ -170,13 +173,13 @@ TEST(Flash2Cut, DealsEveryStepWithinItsBounds) {
     const AttendParams params = random_params(random);
     const Step step = random_step(random);
     const std::int32_t dims = 64 << (i % 3);
-    const Instance instance = instance_of(dims, i % 2 == 0 ? kH200Smem : kSmallSmem);
+    const Instance instance = instance_of(dims, i % 2 == 0 ? kH200Smem : kSmallSmem, i % 5 == 0);
     const StepMaxima maxima = maxima_of(step);
     const CutShape shape = cut_shape(params, instance, maxima);
     const std::int32_t most_slots = 132 * instance.blocks;
-    const CutBounds bounds = cut_bounds(
-        shape, maxima, most_slots,
-        tiling_of(params.num_q_heads, params.num_kv_heads, instance.rows).heads);
+    const CutBounds bounds =
+        cut_bounds(shape, maxima, most_slots,
+                   tiling_of(params.num_q_heads, params.num_kv_heads, instance.rows).heads);
     expect_the_plans_items(params, shape, step, bounds);
     expect_even_slots(shape, step, most_slots, bounds);
     if (HasFatalFailure()) return;
@@ -187,7 +190,7 @@ TEST(Flash2Cut, TakesLittleWorkspaceForLongPrompts) {
   AttendParams params;
   params.num_q_heads = 32;
   params.num_kv_heads = 8;
-  const Instance instance = instance_of(128, kH200Smem);
+  const Instance instance = instance_of(128, kH200Smem, false);
   const StepMaxima maxima{256, 1 << 20, 1 << 20, 1 << 20};
   const CutBounds bounds =
       cut_bounds(cut_shape(params, instance, maxima), maxima, 132 * instance.blocks, 4);
@@ -199,7 +202,7 @@ TEST(Flash2Cut, PureDecodeHasNoItems) {
   AttendParams params;
   params.num_q_heads = 32;
   params.num_kv_heads = 8;
-  const Instance instance = instance_of(128, kH200Smem);
+  const Instance instance = instance_of(128, kH200Smem, false);
   const StepMaxima maxima{64, 64, 1, 8192};
   const CutBounds bounds =
       cut_bounds(cut_shape(params, instance, maxima), maxima, 132 * instance.blocks, 4);
@@ -211,11 +214,25 @@ TEST(Flash2Cut, PureDecodeHasNoItems) {
 TEST(Flash2Cut, StepsOfMoreUnitsThan32BitsHaveNoSlots) {
   AttendParams params;
   params.num_q_heads = params.num_kv_heads = 128;
-  const Instance instance = instance_of(128, kH200Smem);
+  const Instance instance = instance_of(128, kH200Smem, false);
   const StepMaxima maxima{10'000, 10'000, 1, 1 << 20};
   const CutShape shape = cut_shape(params, instance, maxima);
   EXPECT_FALSE(is_streamed(shape, 1));
   EXPECT_GE(cut_bounds(shape, maxima, 264, 1).num_items, 10'000);
+}
+
+TEST(Flash2Cut, DividesAsTheProcessorDoes) {
+  testkit::Random random(452);
+  for (int i = 0; i < 20000; ++i) {
+    const auto any = [&](double most) {
+      return static_cast<std::uint32_t>(std::exp2(random.uniform() * std::log2(most)));
+    };
+    const std::uint32_t by = i < 600 ? static_cast<std::uint32_t>(i) + 1 : any(2147483647.0);
+    const std::uint32_t most = 0x7FFFFFFFU;
+    for (const std::uint32_t value :
+         {any(2147483647.0), by, by - 1, most / by * by, most / by * by - 1, most, 0U})
+      ASSERT_EQ(divide(value, divider_of(by)), value / by) << value << " by " << by;
+  }
 }
 
 TEST(Flash2Cut, PacksTheHeadsOfAGroup) {
@@ -230,12 +247,14 @@ TEST(Flash2Cut, PacksTheHeadsOfAGroup) {
 }
 
 TEST(Flash2Cut, InstancesFitTheDevice) {
-  EXPECT_FALSE(instance_of(256, kH200Smem).small);
-  EXPECT_TRUE(instance_of(256, kSmallSmem).small);
-  EXPECT_TRUE(instance_of(136, 163 * 1024).small);
-  EXPECT_EQ(instance_of(128, kH200Smem).blocks, 2);
-  EXPECT_EQ(instance_of(128, kSmallSmem).blocks, 1);
-  EXPECT_EQ(instance_of(8, kH200Smem).dim, 64);
+  EXPECT_FALSE(instance_of(256, kH200Smem, false).small);
+  EXPECT_TRUE(instance_of(256, kSmallSmem, false).small);
+  EXPECT_TRUE(instance_of(136, 163 * 1024, false).small);
+  EXPECT_EQ(instance_of(128, kH200Smem, false).blocks, 2);
+  EXPECT_EQ(instance_of(128, kSmallSmem, false).blocks, 1);
+  EXPECT_EQ(instance_of(8, kH200Smem, false).dim, 64);
+  EXPECT_EQ(instance_of(128, kH200Smem, true).blocks, 3);
+  EXPECT_EQ(instance_of(128, kSmallSmem, true).blocks, 1);
 }
 
 }  // namespace

@@ -19,9 +19,8 @@ namespace octavo::kernels::flash2 {
 /// Products of some rows with the keys from first_key on to weights, and what they do to the sums.
 template <int kRowTiles, int kTiles, int kOutTiles>
 __device__ void weigh_keys(const Work& w, const Item& item, LogitRule rule, int first_row,
-                           int first_key, int lane,
-                           float (&scores)[kRowTiles][kTiles][4], RowStats (&stats)[kRowTiles][2],
-                           float (&out)[kRowTiles][kOutTiles][4]) {
+                           int first_key, int lane, float (&scores)[kRowTiles][kTiles][4],
+                           RowStats (&stats)[kRowTiles][2], float (&out)[kRowTiles][kOutTiles][4]) {
   const bool masked = first_key < item.whole_begin || first_key + kTiles * 8 > item.whole_end;
   if (masked || !rule.plain) {
     const int own_key = first_key + 2 * (lane % 4);
@@ -72,9 +71,9 @@ __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
     loader.look_up(tile + 1);
   };
   loader.look_up(item.keys.first_tile);
+  load_queries<T, ConfigT>(w, frequencies, item, ConfigT::kWarps * kWarpRows, smem);
 #pragma unroll
   for (int s = 0; s < kAhead; ++s) load_tile(item.keys.first_tile + s, s);
-  load_queries<T, ConfigT>(w, frequencies, item, ConfigT::kWarps * kWarpRows, smem);
 
   const LogitRule rule = logit_rule(w.attend);
   float out[kRowTiles][ConfigT::kDim / 8][4] = {};
@@ -124,16 +123,17 @@ __device__ void add_groups(const RowStats (&stats)[2],
   constexpr int kTiles = ConfigT::kDim / 8;
   constexpr int kPartTiles = kTiles / ConfigT::kDimParts;
   constexpr int kOwnTiles = kTiles / ConfigT::kWarps;
-  static_assert(ConfigT::kKeyGroups * kTiles * 4 * kLanes * sizeof(float) <=
-                2 * ConfigT::kStages * ConfigT::kKeyBytes);
+  static_assert(Results<ConfigT>::kSumsOffset +
+                    ConfigT::kKeyGroups * kTiles * 4 * kLanes * sizeof(float) <=
+                ConfigT::kSmemBytes);
   const Results<ConfigT> results{smem};
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int group = warp / ConfigT::kDimParts;
   const int first_tile = warp % ConfigT::kDimParts * kPartTiles;
-  auto* all_stats = reinterpret_cast<RowStats*>(smem);  // [groups, 2, lanes], where q was
+  auto* all_stats = reinterpret_cast<RowStats*>(smem);  // [groups, 2, lanes]
   auto* all_out =
-      reinterpret_cast<float*>(smem + ConfigT::kQueryBytes);  // [groups, tiles, 4, lanes]
+      reinterpret_cast<float*>(smem + Results<ConfigT>::kSumsOffset);  // [groups, tiles, 4, lanes]
   static_assert(ConfigT::kKeyGroups * 2 * kLanes * sizeof(RowStats) <=
                 Results<ConfigT>::kStatsOffset);
   __syncthreads();
@@ -207,21 +207,23 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
   const int first_key = group * kGroupKeys;
   const int end_tile = item.keys.end_tile;
   KeyLoader<ConfigT> loader(w, item);
+  loader.look_up(item.keys.first_tile);
+  load_queries<T, ConfigT>(w, frequencies, item, kProductRows, smem);
 #pragma unroll
   for (int s = 0; s < ConfigT::kStages; ++s) {
     const int tile = item.keys.first_tile + s;
-    loader.look_up(tile);
+    if (s > 0) loader.look_up(tile);
     if (tile < end_tile) loader.load_keys(buffers.k(s));
     cuda::commit_copies();
     if (tile < end_tile) loader.load_values(buffers.v(s));
     cuda::commit_copies();
   }
   loader.look_up(item.keys.first_tile + ConfigT::kStages);
-  load_queries<T, ConfigT>(w, frequencies, item, kProductRows, smem);
 
   const LogitRule rule = logit_rule(w.attend);
   float out[1][kPartTiles][4] = {};
   RowStats stats[1][2] = {{{-INFINITY, 0.0F}, {-INFINITY, 0.0F}}};
+  cuda::wait_copies<kPending>();
   __syncthreads();  // q is there
   int stage = 0;
 #pragma unroll 1
@@ -234,8 +236,7 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
     sync_group<ConfigT>(group);
     if (loads) loader.load_keys(buffers.k(stage));
     cuda::commit_copies();
-    weigh_keys(w, item, rule, 0, tile * ConfigT::kKeys + first_key, lane, scores, stats,
-               out);
+    weigh_keys(w, item, rule, 0, tile * ConfigT::kKeys + first_key, lane, scores, stats, out);
     cuda::wait_copies<kPending>();
     sync_group<ConfigT>(group);
     multiply_values<T, ConfigT>(out, scores, buffers.v(stage), first_key, first_tile, lane);
@@ -253,15 +254,19 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
 template <typename T, typename ConfigT>
 __device__ void attend_block(const Work& w, const Frequencies& frequencies, BlockState& state,
                              unsigned char* smem) {
-  first_item(w, state);
+  first_item<ConfigT>(w, state);
   while (state.has_item) {
-    const int rows = state.item.num_rows();
-    if (rows <= kProductRows) {
+    if constexpr (ConfigT::kFew) {
       attend_dealt_keys<T, ConfigT>(w, frequencies, state.item, smem);
-    } else if (ConfigT::kRowTiles == 1 || rows * 2 <= ConfigT::kRows) {
-      attend_dealt_rows<T, ConfigT, 1>(w, frequencies, state.item, smem);
     } else {
-      attend_dealt_rows<T, ConfigT, ConfigT::kRowTiles>(w, frequencies, state.item, smem);
+      const int rows = state.item.num_rows();
+      if (rows <= kProductRows) {
+        attend_dealt_keys<T, ConfigT>(w, frequencies, state.item, smem);
+      } else if (ConfigT::kRowTiles == 1 || rows * 2 <= ConfigT::kRows) {
+        attend_dealt_rows<T, ConfigT, 1>(w, frequencies, state.item, smem);
+      } else {
+        attend_dealt_rows<T, ConfigT, ConfigT::kRowTiles>(w, frequencies, state.item, smem);
+      }
     }
     __syncthreads();
     write_results<T, ConfigT>(w, state.item, Results<ConfigT>{smem});

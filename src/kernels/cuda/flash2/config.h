@@ -13,10 +13,11 @@ inline constexpr int kProductRows = 16;
 /// Elements of 16 bytes.
 inline constexpr int kChunk = 8;
 
-/// How a block of an instance works. Rows are (token, query head) pairs.
+/// How a block of an instance works. Rows are (token, query head) pairs. kRowTiles 0: an instance
+/// for steps where no tile has more rows than a product.
 template <int kDimT, int kWarpsT, int kRowTilesT, int kKeysT, int kStagesT, int kBlocksT>
 struct TileConfig {
-  static constexpr int kDim = kDimT;            ///< Widest head, of K and of V.
+  static constexpr int kDim = kDimT;  ///< Widest head, of K and of V.
   static constexpr int kWarps = kWarpsT;
   static constexpr int kRowTiles = kRowTilesT;  ///< Of kProductRows rows, a warp.
   static constexpr int kKeys = kKeysT;          ///< Of a tile.
@@ -24,7 +25,8 @@ struct TileConfig {
   static constexpr int kBlocks = kBlocksT;      ///< That a multiprocessor is to hold.
 
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kRows = kWarps * kRowTiles * kProductRows;
+  static constexpr bool kFew = kRowTiles == 0;
+  static constexpr int kRows = kFew ? kProductRows : kWarps * kRowTiles * kProductRows;
   static constexpr int kWarpKeys = kKeys / kWarps;  ///< That a warp brings.
   /// With few rows the keys are dealt to groups of warps, sixteen each; the warps of a group share
   /// the dims of V.
@@ -45,28 +47,35 @@ using Head256 = TileConfig<256, 8, 1, 64, 2, 1>;
 using Head256Small = TileConfig<256, 4, 1, 32, 2, 1>;
 static_assert(Head128::kSmemBytes <= 99 * 1024 && Head256Small::kSmemBytes <= 99 * 1024);
 
+/// Decode.
+using Few64 = TileConfig<64, 4, 0, 64, 3, 4>;
+using Few128 = TileConfig<128, 4, 0, 64, 2, 3>;
+using Few256 = TileConfig<256, 4, 0, 32, 2, 3>;
+
 /// What a host needs to know of the configuration of a call.
 struct Instance {
   std::int32_t dim = 0;
   std::int32_t rows = 0;    ///< Of a tile.
   std::int32_t keys = 0;    ///< Of a tile.
   std::int32_t blocks = 1;  ///< Of a multiprocessor.
+  bool few = false;
   bool small = false;
 };
 
 /// The instance for heads of `widest` dims on a device whose blocks may have smem_bytes of shared
 /// memory, and whose multiprocessors have as much and 1 KB a block.
-constexpr Instance instance_of(std::int32_t widest, std::size_t smem_bytes) {
-  const auto make = [&]<typename ConfigT>(ConfigT, bool small) {
-    const std::size_t fits = (smem_bytes + 1024) / (ConfigT::kSmemBytes + 1024);
-    const std::int32_t blocks =
-        fits < ConfigT::kBlocks ? static_cast<std::int32_t>(fits) : ConfigT::kBlocks;
-    return Instance{ConfigT::kDim, ConfigT::kRows, ConfigT::kKeys, blocks, small};
+constexpr Instance instance_of(std::int32_t widest, std::size_t smem_bytes, bool few) {
+  const auto make = [&]<typename ConfigT>(ConfigT, bool small = false) {
+    const std::size_t fits = (smem_bytes + 1024) / (ConfigT::kSmemBytes + 2048);
+    const std::int32_t blocks = fits < 1                  ? 1
+                                : fits < ConfigT::kBlocks ? static_cast<std::int32_t>(fits)
+                                                          : ConfigT::kBlocks;
+    return Instance{ConfigT::kDim, ConfigT::kRows, ConfigT::kKeys, blocks, ConfigT::kFew, small};
   };
-  if (widest <= Head64::kDim) return make(Head64{}, false);
-  if (widest <= Head128::kDim) return make(Head128{}, false);
-  if (smem_bytes >= Head256::kSmemBytes) return make(Head256{}, false);
-  return make(Head256Small{}, true);
+  if (widest <= Head64::kDim) return few ? make(Few64{}) : make(Head64{});
+  if (widest <= Head128::kDim) return few ? make(Few128{}) : make(Head128{});
+  if (few) return make(Few256{});
+  return smem_bytes >= Head256::kSmemBytes ? make(Head256{}) : make(Head256Small{}, true);
 }
 
 }  // namespace octavo::kernels::flash2

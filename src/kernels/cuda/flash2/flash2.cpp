@@ -30,16 +30,24 @@ StepMaxima maxima_of(const StepLengths& lengths) {
   return maxima;
 }
 
+/// Whether an instance for few rows will do. In batch-invariant mode the instance must not depend
+/// on who else is in the batch.
+bool has_few_rows(const AttendParams& p, const StepMaxima& maxima) {
+  const std::int64_t group = p.num_q_heads / p.num_kv_heads;
+  return !p.batch_invariant && maxima.max_new_tokens * group <= kProductRows &&
+         step_streams(maxima, p.num_kv_heads);
+}
+
 /// What the host makes of a call.
 struct Call {
   Call(const AttendParams& params, const StepLengths& lengths, std::int32_t num_multiprocessors,
        std::size_t block_smem_bytes)
       : maxima(maxima_of(lengths)),
-        instance(instance_of(std::max(params.head_dim, params.head_dim_v), block_smem_bytes)),
+        instance(instance_of(std::max(params.head_dim, params.head_dim_v), block_smem_bytes,
+                             has_few_rows(params, maxima))),
         tiling(tiling_of(params.num_q_heads, params.num_kv_heads, instance.rows)),
         shape(cut_shape(params, instance, maxima)),
-        bounds(cut_bounds(shape, maxima,
-                          std::min(num_multiprocessors * instance.blocks, kMaxSlots),
+        bounds(cut_bounds(shape, maxima, std::min(num_multiprocessors * instance.blocks, kMaxSlots),
                           tiling.heads)) {
     const std::int64_t item_rows = bounds.num_partial_rows * params.num_q_heads;
     const std::int64_t rows = item_rows + 2 * bounds.num_slots * bounds.slot_rows;
@@ -118,6 +126,8 @@ Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
   constexpr std::int32_t kMostTogether = 16;  // keys of a warp's load
   work.rows_together =
       params.batch.page_table == nullptr || params.kv.page_size % kMostTogether == 0;
+  work.by_page = divider_of(static_cast<std::uint32_t>(params.kv.page_size));
+  work.by_heads = divider_of(static_cast<std::uint32_t>(call.tiling.heads));
   return work;
 }
 
@@ -138,8 +148,9 @@ bool may_have_padding(const AttendParams& p, const StepLengths& lengths) {
 
 using AttendInstance = int (*)(const Work&, const Frequencies&, CUstream_st*);
 AttendInstance kernel_of(const Instance& instance) {
-  if (instance.dim == Head64::kDim) return attend_64;
-  if (instance.dim == Head128::kDim) return attend_128;
+  if (instance.dim == Head64::kDim) return instance.few ? attend_few_64 : attend_64;
+  if (instance.dim == Head128::kDim) return instance.few ? attend_few_128 : attend_128;
+  if (instance.few) return attend_few_256;
   return instance.small ? attend_256_small : attend_256;
 }
 
@@ -161,8 +172,7 @@ void Flash2::attend(const AttendParams& params, const StepLengths& lengths, void
   const Call call(params, lengths, num_multiprocessors_, block_smem_bytes_);
   const CutBounds& bounds = call.bounds;
   if (bounds.num_items == 0 && bounds.num_slots == 0) return;
-  const Work work =
-      work_of(params, call, static_cast<std::byte*>(workspace), arrived_.data());
+  const Work work = work_of(params, call, static_cast<std::byte*>(workspace), arrived_.data());
   if (bounds.num_items > 0) check(cut_step(work, stream), "cut_step");
   check(kernel_of(call.instance)(work, frequencies_of(params.rope), stream), "attend");
   if (bounds.num_partial_rows > 0) check(combine_partials(work, stream), "combine_partials");

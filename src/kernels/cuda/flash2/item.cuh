@@ -23,7 +23,7 @@ struct Item {
   std::int32_t num_heads = 0;
   std::int64_t first_position = 0;  ///< Of first_token.
   std::int32_t kv_len = 0;
-  KeySpan keys;                 ///< That any of the tokens sees; tiles of this item alone.
+  KeySpan keys;                  ///< That any of the tokens sees; tiles of this item alone.
   std::int32_t whole_begin = 0;  ///< Keys that all of the tokens see.
   std::int32_t whole_end = 0;
   /// Where its partial results go: row partial_base + token * token_step + head * head_step, token
@@ -50,12 +50,14 @@ __device__ inline void set_keys(const Work& w, std::int32_t new_tokens, Item& it
 }
 
 __device__ inline void set_heads(const Work& w, std::int32_t head_tile, Item& item) {
-  const AttendParams& a = w.attend;
-  const std::int32_t group = a.num_q_heads / a.num_kv_heads;
-  const std::int32_t first = head_tile % w.tiling.tiles_per_group * w.tiling.heads;
-  item.kv_head = head_tile / w.tiling.tiles_per_group;
-  item.first_head = item.kv_head * group + first;
-  item.num_heads = min(w.tiling.heads, group - first);
+  std::int32_t first = 0;
+  item.kv_head = head_tile;
+  if (w.tiling.tiles_per_group > 1) {
+    item.kv_head = head_tile / w.tiling.tiles_per_group;
+    first = (head_tile - item.kv_head * w.tiling.tiles_per_group) * w.tiling.heads;
+  }
+  item.first_head = item.kv_head * w.tiling.group + first;
+  item.num_heads = min(w.tiling.heads, w.tiling.group - first);
 }
 
 /// The last b with offsets[b] <= value, found by a warp; offsets[0] <= value < offsets[n].
@@ -95,10 +97,11 @@ __device__ inline Item cut_item(const Work& w, std::int64_t index) {
   set_keys(w, new_tokens, item);
   const std::int32_t tiles = w.cut.split_tiles[item.b];
   item.keys.first_tile = min(item.keys.first_tile + split * tiles, item.keys.end_tile);
-  if (split + 1 < splits) item.keys.end_tile = min(item.keys.first_tile + tiles, item.keys.end_tile);
+  if (split + 1 < splits)
+    item.keys.end_tile = min(item.keys.first_tile + tiles, item.keys.end_tile);
   if (splits > 1) {
-    const std::int64_t row = w.cut.partial_offsets[item.b] +
-                             std::int64_t{item.first_token} * splits + split;
+    const std::int64_t row =
+        w.cut.partial_offsets[item.b] + std::int64_t{item.first_token} * splits + split;
     item.partial_base = row * a.num_q_heads + item.first_head;
     item.token_step = splits * a.num_q_heads;
     item.head_step = 1;
@@ -156,8 +159,7 @@ class SlotWalk {
     item.sharing = sharing_of(begin, end, run_);
     if (item.sharing.num_parts > 1) {
       item.partial_base =
-          w.slot_partials +
-          partial_of(item.sharing, slot - item.sharing.first_slot) * w.slot_rows;
+          w.slot_partials + partial_of(item.sharing, slot - item.sharing.first_slot) * w.slot_rows;
       item.token_step = item.num_heads;
       item.head_step = 1;
     }
@@ -191,8 +193,7 @@ class SlotWalk {
     }
     const int found = __ffs(static_cast<int>(beyond)) - 1;
     units_ = __shfl_sync(kAllLanes, own, found);
-    row_begin_ =
-        (before + __shfl_sync(kAllLanes, upto, found) - units_) * w.shape.head_tiles;
+    row_begin_ = (before + __shfl_sync(kAllLanes, upto, found) - units_) * w.shape.head_tiles;
     b_ = first + found;
     return true;
   }

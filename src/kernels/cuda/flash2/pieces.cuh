@@ -22,13 +22,13 @@ struct BlockState {
 /// By all threads. Items and slots take turns in proportion, so that the arithmetic of prompts and
 /// the loads of decodes meet on each multiprocessor; of the items the last come first: under a
 /// causal mask they are the longest of a sequence.
-__device__ inline void first_item(const Work& w, BlockState& state) {
+template <typename ConfigT>
+__device__ void first_item(const Work& w, BlockState& state) {
   if (threadIdx.x < kLanes) {
     const Slots slots = w.max_slots > 0 ? SlotWalk::slots(w) : Slots{};
-    const std::int64_t items =
-        w.max_items > 0
-            ? w.cut.item_offsets[w.attend.batch.num_seqs] * w.shape.head_tiles
-            : 0;
+    std::int64_t items = 0;
+    if (!ConfigT::kFew && w.max_items > 0)
+      items = w.cut.item_offsets[w.attend.batch.num_seqs] * w.shape.head_tiles;
     const std::int64_t all = items + slots.count;
     const std::int64_t block = blockIdx.x;
     std::int64_t slot = block;
@@ -46,7 +46,7 @@ __device__ inline void first_item(const Work& w, BlockState& state) {
       walk = SlotWalk(w, slots, own_slot);
       has_item = !walk.done();
       if (has_item) item = walk.next(w, own_slot);
-    } else if (has_item) {
+    } else if (!ConfigT::kFew && has_item) {
       item = cut_item(w, items - 1 - (block - slot));
     }
     if (threadIdx.x == 0) {
@@ -83,9 +83,15 @@ struct RowPlace {
   std::int32_t head = 0;
 };
 /// The token and query head of row `row` of the item's tile.
-__device__ inline RowPlace place_of_row(const Item& item, int row) {
+__device__ inline RowPlace place_of_row(const Work& w, const Item& item, int row) {
   if (row >= item.num_rows()) return {};
-  return {true, item.first_token + row / item.num_heads, item.first_head + row % item.num_heads};
+  int token = row;
+  if (item.num_heads == w.tiling.heads) {
+    token = static_cast<int>(divide(static_cast<std::uint32_t>(row), w.by_heads));
+  } else {
+    token = row / item.num_heads;  // the last tile of a wide group
+  }
+  return {true, item.first_token + token, item.first_head + row - token * item.num_heads};
 }
 
 __device__ inline std::int64_t partial_row(const Item& item, const RowPlace& place) {
@@ -114,8 +120,8 @@ __device__ void add_parts(const Work& w, const Item& item, int row, int dim) {
 #pragma unroll 8
   for (std::int32_t part = 0; part < parts; ++part) {
     const RowStats own = stats_of(part);
-    const float4 values = __ldcg(
-        reinterpret_cast<const float4*>(w.partials + at(part) * ConfigT::kDim + dim));
+    const float4 values =
+        __ldcg(reinterpret_cast<const float4*>(w.partials + at(part) * ConfigT::kDim + dim));
     if (own.sum == 0.0F) continue;  // saw no key: its row was not written
     const float share = exp2f(own.max - base);
     sums.sum += own.sum * share;
@@ -124,7 +130,7 @@ __device__ void add_parts(const Work& w, const Item& item, int row, int dim) {
     out[2] += values.z * share;
     out[3] += values.w * share;
   }
-  const RowPlace place = place_of_row(item, row);
+  const RowPlace place = place_of_row(w, item, row);
   if (dim == 0) write_lse(a, item.b, place.token, place.head, sums);
   const float factor = factor_of(a, place.head, sums);
   const std::int64_t to = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
@@ -153,7 +159,8 @@ __device__ __noinline__ void share_piece(const Work& w, BlockState& state) {
   constexpr int kChunks = ConfigT::kDim / 4;
   const int work = item.num_rows() * kChunks;
   for (int c = static_cast<int>(threadIdx.x); c < work; c += ConfigT::kThreads) {
-    if (c % kChunks * 4 < w.attend.head_dim_v) add_parts<ConfigT>(w, item, c / kChunks, c % kChunks * 4);
+    if (c % kChunks * 4 < w.attend.head_dim_v)
+      add_parts<ConfigT>(w, item, c / kChunks, c % kChunks * 4);
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp does with some rows of q, sixteen to a product, and some keys in shared memory: scores, logits, weights,
-// and the weighted sum of values, all in registers.
+// What a warp does with some rows of q, sixteen to a product, and some keys in shared memory:
+// scores, logits, weights, and the weighted sum of values, all in registers.
 #pragma once
 
 #include <cmath>
@@ -26,7 +26,7 @@ __device__ inline RowMask row_mask(const Work& w, const Item& item, int first_ro
   RowMask mask;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const RowPlace place = place_of_row(item, first_row + 8 * r);
+    const RowPlace place = place_of_row(w, item, first_row + 8 * r);
     if (!place.exists) continue;
     const std::int64_t position = item.first_position + place.token - item.first_token;
     const KeyRange keys =
@@ -100,8 +100,7 @@ __device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4],
 #pragma unroll
     for (int d = 0; d < kOutTiles; d += 2) {
       std::uint32_t values[4];
-      cuda::load_matrices_transposed(values,
-                                     pairs_on(first_v, d / 2) + n * 8 * ConfigT::kRowBytes);
+      cuda::load_matrices_transposed(values, pairs_on(first_v, d / 2) + n * 8 * ConfigT::kRowBytes);
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
         cuda::multiply_add<T>(out[m][d], rows[m], values[0], values[1]);

@@ -18,7 +18,8 @@ struct Results {
   static constexpr int kPitch = ConfigT::kDim + 8;
   static_assert(kStatsOffset + ConfigT::kRows * sizeof(RowStats) <= kOffset);
   static_assert(kOffset + ConfigT::kRows * kPitch * sizeof(float) <= ConfigT::kSmemBytes);
-  static_assert(kOffset + kProductRows * kPitch * sizeof(float) <= ConfigT::kQueryBytes);
+  /// Where add_groups keeps the sums of all groups, behind its results.
+  static constexpr int kSumsOffset = kOffset + kProductRows * kPitch * 4;
 
   unsigned char* smem;
 
@@ -37,7 +38,7 @@ __device__ void write_partials(const Work& w, const Item& item, const Results<Co
        c += ConfigT::kThreads) {
     const int row = c / kChunks;
     const int dim = c % kChunks * 4;
-    const std::int64_t at = partial_row(item, place_of_row(item, row));
+    const std::int64_t at = partial_row(item, place_of_row(w, item, row));
     if (dim == 0) w.stats[at] = results.stats()[row];
     *reinterpret_cast<float4*>(w.partials + at * ConfigT::kDim + dim) =
         *reinterpret_cast<const float4*>(results.row(row) + dim);
@@ -59,7 +60,7 @@ __device__ __noinline__ void write_results(const Work& w, const Item& item,
        c += ConfigT::kThreads) {
     const int row = c / kChunks;
     const int dim = c % kChunks * kChunk;
-    const RowPlace place = place_of_row(item, row);
+    const RowPlace place = place_of_row(w, item, row);
     const RowStats stats = results.stats()[row];
     if (dim == 0) write_lse(a, item.b, place.token, place.head, stats);
     if (dim >= a.head_dim_v) continue;

@@ -35,9 +35,29 @@ constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t by) {
 constexpr std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 constexpr std::int64_t most(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
 
+/// Division by a number that is known beforehand, of values below 2^31: value * multiplier, of
+/// which the upper half is shifted. With l = ceil(log2(by)) the multiplier is 2^(31 + l) / by,
+/// rounded up by less than one, so that the quotient is off by less than value / 2^31 of 1 / by.
+struct Divider {
+  std::uint32_t multiplier = 0;  ///< 0: by 1.
+  std::uint32_t shift = 0;
+};
+constexpr Divider divider_of(std::uint32_t by) {
+  if (by == 1) return {};
+  std::uint32_t log = 1;
+  while ((std::uint64_t{1} << log) < by) ++log;
+  const std::uint64_t numerator = std::uint64_t{1} << (31 + log);
+  return {static_cast<std::uint32_t>((numerator + by - 1) / by), log - 1};
+}
+constexpr std::uint32_t divide(std::uint32_t value, Divider by) {
+  if (by.multiplier == 0) return value;
+  return static_cast<std::uint32_t>((std::uint64_t{value} * by.multiplier) >> 32U) >> by.shift;
+}
+
 /// How query heads and tokens make tiles. A group of more heads than a tile has rows takes several.
 struct Tiling {
   std::int32_t tiles_per_group = 1;
+  std::int32_t group = 1;       ///< Query heads of a KV head.
   std::int32_t heads = 1;       ///< Of a tile; the last tile of a group may have fewer.
   std::int32_t q_tile = 1;      ///< Tokens of a tile.
   std::int32_t head_tiles = 1;  ///< Of all KV heads.
@@ -45,9 +65,9 @@ struct Tiling {
 constexpr Tiling tiling_of(std::int32_t num_q_heads, std::int32_t num_kv_heads,
                            std::int32_t tile_rows) {
   Tiling tiling;
-  const std::int32_t group = num_q_heads / num_kv_heads;
-  tiling.tiles_per_group = static_cast<std::int32_t>(ceil_div(group, tile_rows));
-  tiling.heads = static_cast<std::int32_t>(ceil_div(group, tiling.tiles_per_group));
+  tiling.group = num_q_heads / num_kv_heads;
+  tiling.tiles_per_group = static_cast<std::int32_t>(ceil_div(tiling.group, tile_rows));
+  tiling.heads = static_cast<std::int32_t>(ceil_div(tiling.group, tiling.tiles_per_group));
   tiling.q_tile = tile_rows / tiling.heads;
   tiling.head_tiles = num_kv_heads * tiling.tiles_per_group;
   return tiling;
@@ -65,13 +85,22 @@ struct CutShape {
   bool streams = true;  ///< Whether there are slots; else all sequences make items.
 };
 /// Units are numbered in 32 bits; a step that might have more has no slots.
+constexpr bool step_streams(const StepMaxima& maxima, std::int32_t head_tiles) {
+  constexpr std::int32_t kFewestKeys = 32;  // of a tile
+  return (maxima.max_kv_len / kFewestKeys + std::int64_t{1}) * maxima.num_seqs * head_tiles <
+         kMostUnits;
+}
 constexpr CutShape cut_shape(const AttendParams& p, const Instance& instance,
                              const StepMaxima& maxima) {
   const Tiling tiling = tiling_of(p.num_q_heads, p.num_kv_heads, instance.rows);
-  const std::int64_t units = (maxima.max_kv_len / instance.keys + std::int64_t{1}) *
-                             maxima.num_seqs * tiling.head_tiles;
-  return {tiling.q_tile, tiling.head_tiles, instance.keys,     p.causal,
-          p.window_left, p.window_right,    p.batch_invariant, !p.batch_invariant && units < kMostUnits};
+  return {.q_tile = tiling.q_tile,
+          .head_tiles = tiling.head_tiles,
+          .tile_keys = instance.keys,
+          .causal = p.causal,
+          .window_left = p.window_left,
+          .window_right = p.window_right,
+          .batch_invariant = p.batch_invariant,
+          .streams = !p.batch_invariant && step_streams(maxima, tiling.head_tiles)};
 }
 
 /// Keys, and the tiles that hold them.
@@ -100,7 +129,8 @@ constexpr KeySpan keys_seen(const CutShape& shape, std::int32_t new_tokens, std:
   return span;
 }
 
-// ---- Slots ---------------------------------------------------------------------------------------
+// ---- Slots
+// ---------------------------------------------------------------------------------------
 
 constexpr bool is_streamed(const CutShape& shape, std::int32_t new_tokens) {
   return shape.streams && new_tokens > 0 && new_tokens <= shape.q_tile;
@@ -142,7 +172,8 @@ constexpr std::int32_t partial_of(const Sharing& sharing, std::int32_t part) {
   return 2 * (sharing.first_slot + part) + (part == 0 && sharing.first_is_second ? 1 : 0);
 }
 
-// ---- Items ---------------------------------------------------------------------------------------
+// ---- Items
+// ---------------------------------------------------------------------------------------
 
 /// The most key tiles that any q tile of a sequence sees.
 constexpr std::int64_t visible_tiles(const CutShape& shape, std::int32_t new_tokens,
@@ -188,7 +219,8 @@ constexpr Cut cut_of(const CutShape& shape, std::int32_t new_tokens, std::int32_
           splits > 1 ? new_tokens * splits : 0};
 }
 
-// ---- Bounds --------------------------------------------------------------------------------------
+// ---- Bounds
+// --------------------------------------------------------------------------------------
 
 /// What a step within maxima is dealt to at most. Splits of a sequence are at most tiles / run + 1,
 /// and the run is at least work * head_tiles / target; where there are two or more, tiles > run.
@@ -205,8 +237,7 @@ constexpr CutBounds cut_bounds(const CutShape& shape, const StepMaxima& maxima,
   if (maxima.num_tokens == 0 || maxima.num_seqs == 0) return bounds;
   if (shape.streams) {
     const std::int64_t units = most(tiles, 1) * maxima.num_seqs * shape.head_tiles;
-    bounds.num_slots =
-        static_cast<std::int32_t>(least(most_slots, ceil_div(units, kMinSlotTiles)));
+    bounds.num_slots = static_cast<std::int32_t>(least(most_slots, ceil_div(units, kMinSlotTiles)));
     bounds.slot_rows = least(shape.q_tile, maxima.max_new_tokens) * tile_heads;
     if (maxima.max_new_tokens <= shape.q_tile) return bounds;
   }

@@ -11,7 +11,7 @@
 #include "kernels/cuda/common/elements.cuh"
 #include "kernels/cuda/common/rope.cuh"
 #include "kernels/cuda/common/tensor_core.cuh"
-#include "kernels/cuda/flash2/item.cuh"
+#include "kernels/cuda/flash2/pieces.cuh"
 
 namespace octavo::kernels::flash2 {
 
@@ -72,22 +72,36 @@ __device__ uint4 read_query(const Work& w, const Frequencies& frequencies, const
 }
 
 /// Brings the item's rows of q to the first `rows` of its tile; rows and dims that it hasn't become
-/// 0.
-/// Not inlined: it has the whole of RoPE, and three callers.
+/// 0. What is neither rotated nor unaligned comes by copies of the thread's open group. Not
+/// inlined: it has the whole of RoPE, and several callers.
 template <typename T, typename ConfigT>
-__device__ __noinline__ void load_queries(const Work& w, const Frequencies& frequencies, const Item& item,
-                             int rows, unsigned char* to) {
+__device__ __noinline__ void load_queries(const Work& w, const Frequencies& frequencies,
+                                          const Item& item, int rows, unsigned char* to) {
   constexpr int kChunks = ConfigT::kDim / kChunk;
-  const int own_rows = item.num_rows();
+  const AttendParams& a = w.attend;
+  const SmemAddress tile = cuda::smem_address(to);
+  if (w.q_in_vectors && a.rope.rotary_dim == 0) {
+#pragma unroll 2
+    for (int c = static_cast<int>(threadIdx.x); c < rows * kChunks; c += ConfigT::kThreads) {
+      const int row = c / kChunks;
+      const int chunk = c % kChunks;
+      const RowPlace place = place_of_row(w, item, row);
+      const T* from = static_cast<const T*>(a.q) +
+                      cuda::token_offset(a.q_layout, a.batch, item.b, place.token) +
+                      place.head * a.q_layout.head_stride + chunk * kChunk;
+      cuda::copy_async(tile + place_of<ConfigT>(row, chunk), from,
+                       place.exists && chunk * kChunk < a.head_dim);
+    }
+    return;
+  }
 #pragma unroll 1
   for (int c = static_cast<int>(threadIdx.x); c < rows * kChunks; c += ConfigT::kThreads) {
     const int row = c / kChunks;
     const int chunk = c % kChunks;
+    const RowPlace place = place_of_row(w, item, row);
     uint4 bits{};
-    if (row < own_rows && chunk * kChunk < w.attend.head_dim) {
-      bits = read_query<T>(w, frequencies, item, item.first_token + row / item.num_heads,
-                           item.first_head + row % item.num_heads, chunk * kChunk);
-    }
+    if (place.exists && chunk * kChunk < a.head_dim)
+      bits = read_query<T>(w, frequencies, item, place.token, place.head, chunk * kChunk);
     *reinterpret_cast<uint4*>(to + place_of<ConfigT>(row, chunk)) = bits;
   }
 }
@@ -113,16 +127,14 @@ class KeyLoader {
     const std::int32_t key = w_.rows_together ? first : first + lane_ % ConfigT::kWarpKeys;
     const std::int32_t seen = w_.rows_together ? first + ConfigT::kWarpKeys : key + 1;
     if (seen <= item_.keys.begin_key || key >= item_.keys.end_key) return;
-    const auto size = static_cast<std::uint32_t>(w_.attend.kv.page_size);
-    const auto index = static_cast<std::uint32_t>(key) / size;
-    slot_ = static_cast<std::uint32_t>(key) - index * size;
+    const std::uint32_t index = divide(static_cast<std::uint32_t>(key), w_.by_page);
+    slot_ = static_cast<std::uint32_t>(key) -
+            index * static_cast<std::uint32_t>(w_.attend.kv.page_size);
     const std::int32_t page = page_of(w_.attend.batch, item_.b, static_cast<std::int32_t>(index));
     if (page >= 0 && page < w_.attend.kv.num_pages) page_ = page;
   }
 
-  __device__ void load_keys(SmemAddress to) const {
-    load(w_.attend.kv.k, w_.attend.head_dim, to);
-  }
+  __device__ void load_keys(SmemAddress to) const { load(w_.attend.kv.k, w_.attend.head_dim, to); }
   __device__ void load_values(SmemAddress to) const {
     load(w_.attend.kv.v, w_.attend.head_dim_v, to);
   }
@@ -143,10 +155,19 @@ class KeyLoader {
       const auto* from =
           data + (page_ * tensor.page_stride + (slot_ + row) * tensor.slot_stride) * 2;
       const std::int64_t step = tensor.slot_stride * (2 * kRowsAtOnce);
-      // Rows begin … begin + count - 1 are there.
       const std::int32_t first_key = tile_ * ConfigT::kKeys + first_row_;
-      const std::int32_t begin = item_.keys.begin_key - first_key;
       const bool any = page_ != kNowhere && has_chunk;
+      if (first_key >= item_.keys.begin_key &&
+          first_key + ConfigT::kWarpKeys <= item_.keys.end_key) {
+#pragma unroll
+        for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) {
+          cuda::copy_async(rows_on<ConfigT>(first, at), from, any);
+          from += step;
+        }
+        return;
+      }
+      // Rows begin … begin + count - 1 are there.
+      const std::int32_t begin = item_.keys.begin_key - first_key;
       const auto count =
           static_cast<std::uint32_t>(any ? item_.keys.end_key - item_.keys.begin_key : 0);
 #pragma unroll

@@ -37,17 +37,19 @@ struct Work {
   Tiling tiling;
   CutShape shape;
   CutArrays cut;
-  std::int32_t dim = 0;             ///< The instance's; partials have rows of it.
-  std::int64_t max_items = 0;       ///< Bounds of the grid: items of a head tile,
-  std::int32_t max_slots = 0;       ///< and slots.
-  std::int64_t slot_rows = 0;       ///< Of a slot's partial result.
-  float* partials = nullptr;        ///< [.., dim], not yet divided: of items, then of slots.
-  RowStats* stats = nullptr;        ///< One for each row of partials.
-  std::int64_t slot_partials = 0;   ///< The first row of partials of slots.
-  std::uint32_t* arrived = nullptr; ///< [max_slots] Parts that are there; 0 between calls.
-  bool q_in_vectors = false;        ///< 16 bytes of q may be read at once.
-  bool out_in_vectors = false;      ///< 16 bytes of out may be written at once.
-  bool rows_together = false;       ///< Sixteen keys from a multiple of 16 on lie in one page.
+  std::int32_t dim = 0;              ///< The instance's; partials have rows of it.
+  std::int64_t max_items = 0;        ///< Bounds of the grid: items of a head tile,
+  std::int32_t max_slots = 0;        ///< and slots.
+  std::int64_t slot_rows = 0;        ///< Of a slot's partial result.
+  float* partials = nullptr;         ///< [.., dim], not yet divided: of items, then of slots.
+  RowStats* stats = nullptr;         ///< One for each row of partials.
+  std::int64_t slot_partials = 0;    ///< The first row of partials of slots.
+  std::uint32_t* arrived = nullptr;  ///< [max_slots] Parts that are there; 0 between calls.
+  bool q_in_vectors = false;         ///< 16 bytes of q may be read at once.
+  bool out_in_vectors = false;       ///< 16 bytes of out may be written at once.
+  bool rows_together = false;        ///< Sixteen keys from a multiple of 16 on lie in one page.
+  Divider by_page;                   ///< By the slots of a page.
+  Divider by_heads;                  ///< By the heads of a tile.
 };
 
 /// Fills the cut from the lengths in device memory.
@@ -58,6 +60,9 @@ int attend_64(const Work& work, const Frequencies& frequencies, CUstream_st* str
 int attend_128(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
 int attend_256(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
 int attend_256_small(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
+int attend_few_64(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
+int attend_few_128(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
+int attend_few_256(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
 
 /// Partials of items to outputs, in the order of the splits.
 int combine_partials(const Work& work, CUstream_st* stream);
