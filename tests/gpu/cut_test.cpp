@@ -173,7 +173,7 @@ TEST(Flash2Cut, DealsEveryStepWithinItsBounds) {
     const AttendParams params = random_params(random);
     const Step step = random_step(random);
     const std::int32_t dims = 64 << (i % 3);
-    const Instance instance = instance_of(dims, i % 2 == 0 ? kH200Smem : kSmallSmem, i % 5 == 0);
+    const Instance instance = instance_of(dims, i % 7 * 10, i % 2 == 0 ? kH200Smem : kSmallSmem);
     const StepMaxima maxima = maxima_of(step);
     const CutShape shape = cut_shape(params, instance, maxima);
     const std::int32_t most_slots = 132 * instance.blocks;
@@ -190,7 +190,7 @@ TEST(Flash2Cut, TakesLittleWorkspaceForLongPrompts) {
   AttendParams params;
   params.num_q_heads = 32;
   params.num_kv_heads = 8;
-  const Instance instance = instance_of(128, kH200Smem, false);
+  const Instance instance = instance_of(128, 128, kH200Smem);
   const StepMaxima maxima{256, 1 << 20, 1 << 20, 1 << 20};
   const CutBounds bounds =
       cut_bounds(cut_shape(params, instance, maxima), maxima, 132 * instance.blocks, 4);
@@ -202,7 +202,7 @@ TEST(Flash2Cut, PureDecodeHasNoItems) {
   AttendParams params;
   params.num_q_heads = 32;
   params.num_kv_heads = 8;
-  const Instance instance = instance_of(128, kH200Smem, false);
+  const Instance instance = instance_of(128, 128, kH200Smem);
   const StepMaxima maxima{64, 64, 1, 8192};
   const CutBounds bounds =
       cut_bounds(cut_shape(params, instance, maxima), maxima, 132 * instance.blocks, 4);
@@ -214,7 +214,7 @@ TEST(Flash2Cut, PureDecodeHasNoItems) {
 TEST(Flash2Cut, StepsOfMoreUnitsThan32BitsHaveNoSlots) {
   AttendParams params;
   params.num_q_heads = params.num_kv_heads = 128;
-  const Instance instance = instance_of(128, kH200Smem, false);
+  const Instance instance = instance_of(128, 128, kH200Smem);
   const StepMaxima maxima{10'000, 10'000, 1, 1 << 20};
   const CutShape shape = cut_shape(params, instance, maxima);
   EXPECT_FALSE(is_streamed(shape, 1));
@@ -247,14 +247,16 @@ TEST(Flash2Cut, PacksTheHeadsOfAGroup) {
 }
 
 TEST(Flash2Cut, InstancesFitTheDevice) {
-  EXPECT_FALSE(instance_of(256, kH200Smem, false).small);
-  EXPECT_TRUE(instance_of(256, kSmallSmem, false).small);
-  EXPECT_TRUE(instance_of(136, 163 * 1024, false).small);
-  EXPECT_EQ(instance_of(128, kH200Smem, false).blocks, 2);
-  EXPECT_EQ(instance_of(128, kSmallSmem, false).blocks, 1);
-  EXPECT_EQ(instance_of(8, kH200Smem, false).dim, 64);
-  EXPECT_EQ(instance_of(128, kH200Smem, true).blocks, 3);
-  EXPECT_EQ(instance_of(128, kSmallSmem, true).blocks, 1);
+  EXPECT_FALSE(instance_of(256, 128, kH200Smem).small);
+  EXPECT_TRUE(instance_of(256, 128, kSmallSmem).small);
+  EXPECT_TRUE(instance_of(136, 128, 163 * 1024).small);
+  EXPECT_EQ(instance_of(128, 128, kH200Smem).blocks, 2);
+  EXPECT_EQ(instance_of(128, 128, kSmallSmem).blocks, 1);
+  EXPECT_EQ(instance_of(8, 128, kH200Smem).dim, 64);
+  EXPECT_EQ(instance_of(128, 16, kH200Smem).blocks, 3);
+  EXPECT_EQ(instance_of(128, 16, kSmallSmem).blocks, 1);
+  EXPECT_EQ(instance_of(128, 17, kH200Smem).rows, 32);
+  EXPECT_EQ(instance_of(128, 33, kH200Smem).rows, 128);
 }
 
 }  // namespace

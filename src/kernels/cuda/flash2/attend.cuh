@@ -62,31 +62,29 @@ __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
   const bool has_rows = first_row < item.num_rows();
   const int end_tile = item.keys.end_tile;
   KeyLoader<ConfigT> loader(w, item);
-  const auto load_tile = [&](int tile, int to) {
-    if (tile < end_tile) {
-      loader.load_keys(buffers.k(to));
-      loader.load_values(buffers.v(to));
-    }
-    cuda::commit_copies();
-    loader.look_up(tile + 1);
-  };
   loader.look_up(item.keys.first_tile);
   load_queries<T, ConfigT>(w, frequencies, item, ConfigT::kWarps * kWarpRows, smem);
-#pragma unroll
-  for (int s = 0; s < kAhead; ++s) load_tile(item.keys.first_tile + s, s);
-
   const LogitRule rule = logit_rule(w.attend);
   float out[kRowTiles][ConfigT::kDim / 8][4] = {};
   RowStats stats[kRowTiles][2];
 #pragma unroll
   for (auto& pair : stats) pair[0] = pair[1] = {-INFINITY, 0.0F};
-  int stage = 0;
+  int stage = 1;  // of the tile; the one that is loaded takes the place of the tile before
 #pragma unroll 1
-  for (int tile = item.keys.first_tile; tile < end_tile; ++tile) {
-    cuda::wait_copies<kAhead - 1>();
-    __syncthreads();  // the tile is there, for all; and the one before is no longer needed
-    load_tile(tile + kAhead, stage == 0 ? kAhead : stage - 1);
-    if (has_rows) {
+  for (int tile = item.keys.first_tile - kAhead; tile < end_tile; ++tile) {
+    const bool is_here = tile >= item.keys.first_tile;
+    if (is_here) {
+      cuda::wait_copies<kAhead - 1>();
+      __syncthreads();  // the tile is there, for all; and the one before is no longer needed
+    }
+    if (tile + kAhead < end_tile) {
+      const int to = stage == 0 ? ConfigT::kStages - 1 : stage - 1;
+      loader.load_keys(buffers.k(to));
+      loader.load_values(buffers.v(to));
+    }
+    cuda::commit_copies();
+    loader.look_up(tile + kAhead + 1);
+    if (is_here && has_rows) {
       float scores[kRowTiles][kTiles][4];
       multiply_keys<T, ConfigT>(scores, buffers.q, first_row, buffers.k(stage), 0, lane);
       weigh_keys(w, item, rule, first_row, tile * ConfigT::kKeys, lane, scores, stats, out);
@@ -119,7 +117,7 @@ __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
 template <typename ConfigT>
 __device__ void add_groups(const RowStats (&stats)[2],
                            const float (&out)[ConfigT::kDim / 8 / ConfigT::kDimParts][4],
-                           unsigned char* smem) {
+                           int first_row, unsigned char* smem) {
   constexpr int kTiles = ConfigT::kDim / 8;
   constexpr int kPartTiles = kTiles / ConfigT::kDimParts;
   constexpr int kOwnTiles = kTiles / ConfigT::kWarps;
@@ -171,7 +169,7 @@ __device__ void add_groups(const RowStats (&stats)[2],
           own[n][e] += all_out[(tile * 4 + 2 * r + e) * kLanes + lane] * share;
       }
     }
-    const int row = lane / 4 + 8 * r;
+    const int row = first_row + lane / 4 + 8 * r;
     if (warp == 0 && lane % 4 == 0) results.stats()[row] = sums;
 #pragma unroll
     for (int n = 0; n < kOwnTiles; ++n) {
@@ -192,8 +190,9 @@ __device__ void sync_group(int group) {
 }
 
 /// Each tile of K and of V is a group of copies of its own, in the order K0 V0 K1 V1 …, so that
-/// with kStages tiles under way a wait for the next to be used leaves 2 kStages - 1 groups.
-template <typename T, typename ConfigT>
+/// with kStages tiles under way a wait for the next to be used leaves 2 kStages - 1 groups. The
+/// loop begins kStages tiles early, so that the loads stand in the code once.
+template <typename T, typename ConfigT, int kRowTiles>
 __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies, const Item& item,
                                   unsigned char* smem) {
   constexpr int kPending = 2 * ConfigT::kStages - 1;
@@ -208,46 +207,42 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
   const int end_tile = item.keys.end_tile;
   KeyLoader<ConfigT> loader(w, item);
   loader.look_up(item.keys.first_tile);
-  load_queries<T, ConfigT>(w, frequencies, item, kProductRows, smem);
-#pragma unroll
-  for (int s = 0; s < ConfigT::kStages; ++s) {
-    const int tile = item.keys.first_tile + s;
-    if (s > 0) loader.look_up(tile);
-    if (tile < end_tile) loader.load_keys(buffers.k(s));
-    cuda::commit_copies();
-    if (tile < end_tile) loader.load_values(buffers.v(s));
-    cuda::commit_copies();
-  }
-  loader.look_up(item.keys.first_tile + ConfigT::kStages);
-
+  load_queries<T, ConfigT>(w, frequencies, item, kRowTiles * kProductRows, smem);
   const LogitRule rule = logit_rule(w.attend);
-  float out[1][kPartTiles][4] = {};
-  RowStats stats[1][2] = {{{-INFINITY, 0.0F}, {-INFINITY, 0.0F}}};
-  cuda::wait_copies<kPending>();
-  __syncthreads();  // q is there
+  float out[kRowTiles][kPartTiles][4] = {};
+  RowStats stats[kRowTiles][2];
+#pragma unroll
+  for (auto& pair : stats) pair[0] = pair[1] = {-INFINITY, 0.0F};
   int stage = 0;
 #pragma unroll 1
-  for (int tile = item.keys.first_tile; tile < end_tile; ++tile) {
+  for (int tile = item.keys.first_tile - ConfigT::kStages; tile < end_tile; ++tile) {
+    const bool is_here = tile >= item.keys.first_tile;
     const bool loads = tile + ConfigT::kStages < end_tile;
-    float scores[1][kGroupKeys / 8][4];
-    cuda::wait_copies<kPending>();
-    sync_group<ConfigT>(group);
-    multiply_keys<T, ConfigT>(scores, buffers.q, 0, buffers.k(stage), first_key, lane);
-    sync_group<ConfigT>(group);
+    float scores[kRowTiles][kGroupKeys / 8][4];
+    if (is_here) {
+      cuda::wait_copies<kPending>();
+      if (tile == item.keys.first_tile) __syncthreads();  // q is there, of all
+      sync_group<ConfigT>(group);
+      multiply_keys<T, ConfigT>(scores, buffers.q, 0, buffers.k(stage), first_key, lane);
+      sync_group<ConfigT>(group);
+    }
     if (loads) loader.load_keys(buffers.k(stage));
     cuda::commit_copies();
-    weigh_keys(w, item, rule, 0, tile * ConfigT::kKeys + first_key, lane, scores, stats, out);
-    cuda::wait_copies<kPending>();
-    sync_group<ConfigT>(group);
-    multiply_values<T, ConfigT>(out, scores, buffers.v(stage), first_key, first_tile, lane);
-    sync_group<ConfigT>(group);
+    if (is_here) {
+      weigh_keys(w, item, rule, 0, tile * ConfigT::kKeys + first_key, lane, scores, stats, out);
+      cuda::wait_copies<kPending>();
+      sync_group<ConfigT>(group);
+      multiply_values<T, ConfigT>(out, scores, buffers.v(stage), first_key, first_tile, lane);
+      sync_group<ConfigT>(group);
+    }
     if (loads) loader.load_values(buffers.v(stage));
     cuda::commit_copies();
     loader.look_up(tile + ConfigT::kStages + 1);
     stage = next_stage<ConfigT::kStages>(stage);
   }
   cuda::wait_copies<0>();
-  add_groups<ConfigT>(stats[0], out[0], smem);
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) add_groups<ConfigT>(stats[m], out[m], m * kProductRows, smem);
 }
 
 /// A block's items, one after the other.
@@ -257,11 +252,11 @@ __device__ void attend_block(const Work& w, const Frequencies& frequencies, Bloc
   first_item<ConfigT>(w, state);
   while (state.has_item) {
     if constexpr (ConfigT::kFew) {
-      attend_dealt_keys<T, ConfigT>(w, frequencies, state.item, smem);
+      attend_dealt_keys<T, ConfigT, ConfigT::kRowTiles>(w, frequencies, state.item, smem);
     } else {
       const int rows = state.item.num_rows();
       if (rows <= kProductRows) {
-        attend_dealt_keys<T, ConfigT>(w, frequencies, state.item, smem);
+        attend_dealt_keys<T, ConfigT, 1>(w, frequencies, state.item, smem);
       } else if (ConfigT::kRowTiles == 1 || rows * 2 <= ConfigT::kRows) {
         attend_dealt_rows<T, ConfigT, 1>(w, frequencies, state.item, smem);
       } else {
@@ -270,7 +265,7 @@ __device__ void attend_block(const Work& w, const Frequencies& frequencies, Bloc
     }
     __syncthreads();
     write_results<T, ConfigT>(w, state.item, Results<ConfigT>{smem});
-    if (state.item.sharing.num_parts > 1) share_piece<ConfigT>(w, state);
+    if (state.item.sharing.num_parts > 1) share_piece<ConfigT>(w, state, smem);
     next_item(w, state);
   }
 }

@@ -13,9 +13,10 @@ inline constexpr int kProductRows = 16;
 /// Elements of 16 bytes.
 inline constexpr int kChunk = 8;
 
-/// How a block of an instance works. Rows are (token, query head) pairs. kRowTiles 0: an instance
-/// for steps where no tile has more rows than a product.
-template <int kDimT, int kWarpsT, int kRowTilesT, int kKeysT, int kStagesT, int kBlocksT>
+/// How a block of an instance works. Rows are (token, query head) pairs. kFew: an instance
+/// for steps of few rows, where keys are dealt to the warps and all look at all rows.
+template <int kDimT, int kWarpsT, int kRowTilesT, int kKeysT, int kStagesT, int kBlocksT,
+          bool kFewT = false>
 struct TileConfig {
   static constexpr int kDim = kDimT;  ///< Widest head, of K and of V.
   static constexpr int kWarps = kWarpsT;
@@ -25,8 +26,8 @@ struct TileConfig {
   static constexpr int kBlocks = kBlocksT;      ///< That a multiprocessor is to hold.
 
   static constexpr int kThreads = kWarps * 32;
-  static constexpr bool kFew = kRowTiles == 0;
-  static constexpr int kRows = kFew ? kProductRows : kWarps * kRowTiles * kProductRows;
+  static constexpr bool kFew = kFewT;
+  static constexpr int kRows = (kFew ? 1 : kWarps) * kRowTiles * kProductRows;
   static constexpr int kWarpKeys = kKeys / kWarps;  ///< That a warp brings.
   /// With few rows the keys are dealt to groups of warps, sixteen each; the warps of a group share
   /// the dims of V.
@@ -47,10 +48,14 @@ using Head256 = TileConfig<256, 8, 1, 64, 2, 1>;
 using Head256Small = TileConfig<256, 4, 1, 32, 2, 1>;
 static_assert(Head128::kSmemBytes <= 99 * 1024 && Head256Small::kSmemBytes <= 99 * 1024);
 
-/// Decode.
-using Few64 = TileConfig<64, 4, 0, 64, 3, 4>;
-using Few128 = TileConfig<128, 4, 0, 64, 2, 3>;
-using Few256 = TileConfig<256, 4, 0, 32, 2, 3>;
+/// Decode, and drafts.
+template <int kRowTiles>
+using Few64 = TileConfig<64, 4, kRowTiles, 64, 3, kRowTiles == 1 ? 4 : 3, true>;
+template <int kRowTiles>
+using Few128 = TileConfig<128, 4, kRowTiles, 64, 2, kRowTiles == 1 ? 3 : 2, true>;
+template <int kRowTiles>
+using Few256 = TileConfig<256, 4, kRowTiles, 32, 2, kRowTiles == 1 ? 3 : 2, true>;
+inline constexpr std::int32_t kMostFewRows = 32;
 
 /// What a host needs to know of the configuration of a call.
 struct Instance {
@@ -62,9 +67,9 @@ struct Instance {
   bool small = false;
 };
 
-/// The instance for heads of `widest` dims on a device whose blocks may have smem_bytes of shared
-/// memory, and whose multiprocessors have as much and 1 KB a block.
-constexpr Instance instance_of(std::int32_t widest, std::size_t smem_bytes, bool few) {
+/// The instance for heads of `widest` dims and tiles of up to `rows` rows, on a device whose blocks
+/// may have smem_bytes of shared memory, and whose multiprocessors have as much and 1 KB a block.
+constexpr Instance instance_of(std::int32_t widest, std::int64_t rows, std::size_t smem_bytes) {
   const auto make = [&]<typename ConfigT>(ConfigT, bool small = false) {
     const std::size_t fits = (smem_bytes + 1024) / (ConfigT::kSmemBytes + 2048);
     const std::int32_t blocks = fits < 1                  ? 1
@@ -72,9 +77,16 @@ constexpr Instance instance_of(std::int32_t widest, std::size_t smem_bytes, bool
                                                           : ConfigT::kBlocks;
     return Instance{ConfigT::kDim, ConfigT::kRows, ConfigT::kKeys, blocks, ConfigT::kFew, small};
   };
-  if (widest <= Head64::kDim) return few ? make(Few64{}) : make(Head64{});
-  if (widest <= Head128::kDim) return few ? make(Few128{}) : make(Head128{});
-  if (few) return make(Few256{});
+  const auto few = [&]<typename OneT, typename TwoT>(OneT one, TwoT two) {
+    return rows <= OneT::kRows ? make(one) : make(two);
+  };
+  if (rows <= kMostFewRows) {
+    if (widest <= Few64<1>::kDim) return few(Few64<1>{}, Few64<2>{});
+    if (widest <= Few128<1>::kDim) return few(Few128<1>{}, Few128<2>{});
+    return few(Few256<1>{}, Few256<2>{});
+  }
+  if (widest <= Head64::kDim) return make(Head64{});
+  if (widest <= Head128::kDim) return make(Head128{});
   return smem_bytes >= Head256::kSmemBytes ? make(Head256{}) : make(Head256Small{}, true);
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "device/gpu.h"
@@ -30,12 +31,12 @@ StepMaxima maxima_of(const StepLengths& lengths) {
   return maxima;
 }
 
-/// Whether an instance for few rows will do. In batch-invariant mode the instance must not depend
-/// on who else is in the batch.
-bool has_few_rows(const AttendParams& p, const StepMaxima& maxima) {
-  const std::int64_t group = p.num_q_heads / p.num_kv_heads;
-  return !p.batch_invariant && maxima.max_new_tokens * group <= kProductRows &&
-         step_streams(maxima, p.num_kv_heads);
+/// Rows of the tiles that a call's instance must do for. In batch-invariant mode that must not
+/// depend on who else is in the batch.
+std::int64_t rows_wanted(const AttendParams& p, const StepMaxima& maxima) {
+  constexpr std::int64_t kAny = kMostFewRows + 1;
+  if (p.batch_invariant || !step_streams(maxima, p.num_kv_heads)) return kAny;
+  return std::int64_t{maxima.max_new_tokens} * (p.num_q_heads / p.num_kv_heads);
 }
 
 /// What the host makes of a call.
@@ -43,8 +44,8 @@ struct Call {
   Call(const AttendParams& params, const StepLengths& lengths, std::int32_t num_multiprocessors,
        std::size_t block_smem_bytes)
       : maxima(maxima_of(lengths)),
-        instance(instance_of(std::max(params.head_dim, params.head_dim_v), block_smem_bytes,
-                             has_few_rows(params, maxima))),
+        instance(instance_of(std::max(params.head_dim, params.head_dim_v),
+                             rows_wanted(params, maxima), block_smem_bytes)),
         tiling(tiling_of(params.num_q_heads, params.num_kv_heads, instance.rows)),
         shape(cut_shape(params, instance, maxima)),
         bounds(cut_bounds(shape, maxima, std::min(num_multiprocessors * instance.blocks, kMaxSlots),
@@ -113,6 +114,7 @@ Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
               .split_tiles = ints(call.split_tiles),
               .num_splits = ints(call.num_splits)};
   work.dim = call.instance.dim;
+  work.tile_rows = call.instance.rows;
   work.max_items = call.bounds.num_items;
   work.max_slots = call.bounds.num_slots;
   work.slot_rows = call.bounds.slot_rows;
@@ -126,6 +128,8 @@ Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
   constexpr std::int32_t kMostTogether = 16;  // keys of a warp's load
   work.rows_together =
       params.batch.page_table == nullptr || params.kv.page_size % kMostTogether == 0;
+  work.num_pages = static_cast<std::int32_t>(
+      std::min<std::int64_t>(params.kv.num_pages, std::numeric_limits<std::int32_t>::max()));
   work.by_page = divider_of(static_cast<std::uint32_t>(params.kv.page_size));
   work.by_heads = divider_of(static_cast<std::uint32_t>(call.tiling.heads));
   return work;

@@ -14,18 +14,22 @@ using cuda::kAllLanes;
 
 /// Tokens first_token … of batch row b, heads first_head … of a KV head, over key tiles
 /// [first_tile, end_tile). Lives in shared memory: all threads of a block have the same.
-struct Item {
-  std::int32_t b = 0;
-  std::int32_t first_token = 0;
-  std::int32_t num_tokens = 0;
-  std::int32_t kv_head = 0;
-  std::int32_t first_head = 0;
-  std::int32_t num_heads = 0;
-  std::int64_t first_position = 0;  ///< Of first_token.
-  std::int32_t kv_len = 0;
+struct alignas(16) Item {
+  /// Head kv_head of slot 0 of page 0, of K and of V.
+  const char* k_head = nullptr;
+  const char* v_head = nullptr;
   KeySpan keys;                  ///< That any of the tokens sees; tiles of this item alone.
   std::int32_t whole_begin = 0;  ///< Keys that all of the tokens see.
   std::int32_t whole_end = 0;
+  const std::int32_t* pages = nullptr;  ///< The sequence's row of the page table.
+  std::int32_t row = 0;                 ///< Without a page table the page.
+  std::int32_t b = 0;
+  std::int32_t first_token = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t first_head = 0;
+  std::int32_t num_heads = 0;
+  std::int32_t first_position = 0;  ///< Of first_token.
+  std::int32_t kv_len = 0;
   /// Where its partial results go: row partial_base + token * token_step + head * head_step, token
   /// and head counted from the item's first ones. Negative: it has all keys, and gives outputs.
   std::int64_t partial_base = -1;
@@ -38,26 +42,30 @@ struct Item {
 
 /// The fields that follow from the tokens.
 __device__ inline void set_keys(const Work& w, std::int32_t new_tokens, Item& item) {
-  const AttendParams& a = w.attend;
-  item.first_position = std::int64_t{item.kv_len} - new_tokens + item.first_token;
+  item.first_position = item.kv_len - new_tokens + item.first_token;
   item.keys = keys_seen(w.shape, new_tokens, item.kv_len, item.first_token, item.num_tokens);
-  const auto seen = [&](std::int64_t position) {
-    return visible_keys(a.causal, a.window_left, a.window_right, position, item.kv_len);
-  };
-  item.whole_begin =
-      static_cast<std::int32_t>(seen(item.first_position + item.num_tokens - 1).begin);
-  item.whole_end = static_cast<std::int32_t>(seen(item.first_position).end);
+  item.whole_begin = w.shape.reach.begin(item.first_position + item.num_tokens - 1);
+  item.whole_end = w.shape.reach.end(item.first_position, item.kv_len);
 }
 
 __device__ inline void set_heads(const Work& w, std::int32_t head_tile, Item& item) {
+  const AttendParams& a = w.attend;
   std::int32_t first = 0;
-  item.kv_head = head_tile;
+  std::int32_t kv_head = head_tile;
   if (w.tiling.tiles_per_group > 1) {
-    item.kv_head = head_tile / w.tiling.tiles_per_group;
-    first = (head_tile - item.kv_head * w.tiling.tiles_per_group) * w.tiling.heads;
+    kv_head = head_tile / w.tiling.tiles_per_group;
+    first = (head_tile - kv_head * w.tiling.tiles_per_group) * w.tiling.heads;
   }
-  item.first_head = item.kv_head * w.tiling.group + first;
+  item.first_head = kv_head * w.tiling.group + first;
   item.num_heads = min(w.tiling.heads, w.tiling.group - first);
+  const auto head_of = [&](const PagedTensor& tensor) {
+    return static_cast<const char*>(tensor.data) + kv_head * tensor.head_stride * 2;
+  };
+  item.k_head = head_of(a.kv.k);
+  item.v_head = head_of(a.kv.v);
+  item.row = a.batch.rows != nullptr ? a.batch.rows[item.b] : item.b;
+  if (a.batch.page_table != nullptr)
+    item.pages = a.batch.page_table + item.row * a.batch.page_table_stride;
 }
 
 /// The last b with offsets[b] <= value, found by a warp; offsets[0] <= value < offsets[n].
@@ -77,23 +85,24 @@ __device__ inline std::int32_t last_begun(const std::int64_t* offsets, std::int3
   return low;
 }
 
-/// Item `index` of the step; a warp's work. Items of one head tile lie side by side, so that blocks
-/// at work together share its keys.
-__device__ inline Item cut_item(const Work& w, std::int64_t index) {
+/// Item `index` of the step's, `items` a head tile; a warp's work. Items of one head tile lie side
+/// by side, so that blocks at work together share its keys.
+__device__ inline Item cut_item(const Work& w, std::uint32_t index, std::uint32_t items) {
   const AttendParams& a = w.attend;
-  const std::int64_t items = w.cut.item_offsets[a.batch.num_seqs];
-  const auto head_tile = static_cast<std::int32_t>(index / items);
-  const std::int64_t within_heads = index - head_tile * items;
+  const std::uint32_t head_tile = index / items;
+  const std::uint32_t within_heads = index - head_tile * items;
   Item item;
   item.b = last_begun(w.cut.item_offsets, a.batch.num_seqs, within_heads);
-  const auto within = static_cast<std::int32_t>(within_heads - w.cut.item_offsets[item.b]);
+  const auto within = static_cast<std::int32_t>(
+      within_heads - static_cast<std::uint32_t>(w.cut.item_offsets[item.b]));
   const std::int32_t new_tokens = cuda::new_tokens(a.batch, item.b);
   const std::int32_t splits = w.cut.num_splits[item.b];
-  const std::int32_t split = within % splits;
-  item.first_token = within / splits * w.tiling.q_tile;
+  const std::int32_t q_tile = splits == 1 ? within : within / splits;
+  const std::int32_t split = within - q_tile * splits;
+  item.first_token = q_tile * w.tiling.q_tile;
   item.num_tokens = min(w.tiling.q_tile, new_tokens - item.first_token);
   item.kv_len = a.batch.kv_lens[item.b];
-  set_heads(w, head_tile, item);
+  set_heads(w, static_cast<std::int32_t>(head_tile), item);
   set_keys(w, new_tokens, item);
   const std::int32_t tiles = w.cut.split_tiles[item.b];
   item.keys.first_tile = min(item.keys.first_tile + split * tiles, item.keys.end_tile);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cuda/common/tensor_core.cuh"
 #include "kernels/cuda/flash2/item.cuh"
 
 namespace octavo::kernels::flash2 {
@@ -26,18 +27,21 @@ template <typename ConfigT>
 __device__ void first_item(const Work& w, BlockState& state) {
   if (threadIdx.x < kLanes) {
     const Slots slots = w.max_slots > 0 ? SlotWalk::slots(w) : Slots{};
-    std::int64_t items = 0;
+    const auto count = static_cast<std::uint32_t>(slots.count);
+    std::uint32_t items = 0;  // of a head tile
     if (!ConfigT::kFew && w.max_items > 0)
-      items = w.cut.item_offsets[w.attend.batch.num_seqs] * w.shape.head_tiles;
-    const std::int64_t all = items + slots.count;
-    const std::int64_t block = blockIdx.x;
-    std::int64_t slot = block;
-    std::int64_t slots_upto = block + 1;
-    if (items > 0 && block < all) {
-      slot = block * slots.count / all;
-      slots_upto = (block + 1) * slots.count / all;
+      items = static_cast<std::uint32_t>(w.cut.item_offsets[w.attend.batch.num_seqs]);
+    const std::uint32_t all_items = items * static_cast<std::uint32_t>(w.shape.head_tiles);
+    const std::uint32_t block = blockIdx.x;
+    bool has_item = block < all_items + count;
+    // How many slots come before this block, and before the next.
+    std::uint32_t slot = all_items == 0 ? block : 0;
+    std::uint32_t slots_upto = all_items == 0 ? block + 1 : 0;
+    if (all_items > 0 && count > 0) {
+      const std::uint64_t all = all_items + count;
+      slot = static_cast<std::uint32_t>(std::uint64_t{block} * count / all);
+      slots_upto = static_cast<std::uint32_t>((std::uint64_t{block} + 1) * count / all);
     }
-    bool has_item = block < all;
     SlotWalk walk;
     Item item;
     std::int32_t own_slot = -1;
@@ -47,7 +51,7 @@ __device__ void first_item(const Work& w, BlockState& state) {
       has_item = !walk.done();
       if (has_item) item = walk.next(w, own_slot);
     } else if (!ConfigT::kFew && has_item) {
-      item = cut_item(w, items - 1 - (block - slot));
+      item = cut_item(w, all_items - 1 - (block - slot), items);
     }
     if (threadIdx.x == 0) {
       state.item = item;
@@ -99,40 +103,63 @@ __device__ inline std::int64_t partial_row(const Item& item, const RowPlace& pla
          (place.head - item.first_head) * item.head_step;
 }
 
-/// Adds the parts of row `row`, four dims from `dim` on, to the output.
+/// Rows first_row … end_row - 1 of a piece: what each part's share of the row is, by a warp a row;
+/// `shares` [rows, parts] and `factors` [rows] are in shared memory.
 template <typename ConfigT>
-__device__ void add_parts(const Work& w, const Item& item, int row, int dim) {
-  const AttendParams& a = w.attend;
-  const auto at = [&](std::int32_t part) {
-    return w.slot_partials + partial_of(item.sharing, part) * w.slot_rows + row;
-  };
-  const auto stats_of = [&](std::int32_t part) {
-    const float2 bits = __ldcg(reinterpret_cast<const float2*>(w.stats + at(part)));
-    return RowStats{bits.x, bits.y};
-  };
+__device__ void share_out(const Work& w, const Item& item, int first_row, int end_row,
+                          float* shares, float* factors) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const std::int32_t parts = item.sharing.num_parts;
-  float max = -INFINITY;
-#pragma unroll 8
-  for (std::int32_t part = 0; part < parts; ++part) max = fmaxf(max, stats_of(part).max);
-  const float base = max == -INFINITY ? 0.0F : max;
-  RowStats sums{max, 0.0F};
+#pragma unroll 1
+  for (int row = first_row + static_cast<int>(threadIdx.x) / kLanes; row < end_row;
+       row += ConfigT::kWarps) {
+    float* own = shares + (row - first_row) * parts;
+    const auto stats_of = [&](std::int32_t part) {
+      const std::int64_t at = w.slot_partials + partial_of(item.sharing, part) * w.slot_rows + row;
+      return __ldcg(reinterpret_cast<const float2*>(w.stats + at));
+    };
+    float max = -INFINITY;
+    for (std::int32_t part = lane; part < parts; part += kLanes) max = fmaxf(max, stats_of(part).x);
+#pragma unroll
+    for (int apart = 1; apart < kLanes; apart *= 2)
+      max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, apart));
+    const float base = max == -INFINITY ? 0.0F : max;
+    float sum = 0.0F;
+    for (std::int32_t part = lane; part < parts; part += kLanes) {
+      const float2 stats = stats_of(part);
+      const float share = cuda::fast_exp2(stats.x - base);
+      own[part] = share;
+      sum += stats.y * share;
+    }
+#pragma unroll
+    for (int apart = 1; apart < kLanes; apart *= 2) sum += __shfl_xor_sync(kAllLanes, sum, apart);
+    if (lane == 0) {
+      const RowPlace place = place_of_row(w, item, row);
+      write_lse(w.attend, item.b, place.token, place.head, {max, sum});
+      factors[row - first_row] = factor_of(w.attend, place.head, {max, sum});
+    }
+  }
+}
+
+/// Adds the parts of a row, four dims from `dim` on, to the output, in their order.
+template <typename ConfigT>
+__device__ void add_parts(const Work& w, const Item& item, int row, int dim, const float* shares,
+                          float factor) {
+  const AttendParams& a = w.attend;
+  const std::int32_t parts = item.sharing.num_parts;
   float out[4] = {};
 #pragma unroll 8
   for (std::int32_t part = 0; part < parts; ++part) {
-    const RowStats own = stats_of(part);
+    const std::int64_t at = w.slot_partials + partial_of(item.sharing, part) * w.slot_rows + row;
     const float4 values =
-        __ldcg(reinterpret_cast<const float4*>(w.partials + at(part) * ConfigT::kDim + dim));
-    if (own.sum == 0.0F) continue;  // saw no key: its row was not written
-    const float share = exp2f(own.max - base);
-    sums.sum += own.sum * share;
+        __ldcg(reinterpret_cast<const float4*>(w.partials + at * ConfigT::kDim + dim));
+    const float share = shares[part];
     out[0] += values.x * share;
     out[1] += values.y * share;
     out[2] += values.z * share;
     out[3] += values.w * share;
   }
   const RowPlace place = place_of_row(w, item, row);
-  if (dim == 0) write_lse(a, item.b, place.token, place.head, sums);
-  const float factor = factor_of(a, place.head, sums);
   const std::int64_t to = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
                           place.head * a.out_layout.head_stride + dim;
 #pragma unroll
@@ -143,7 +170,7 @@ __device__ void add_parts(const Work& w, const Item& item, int row, int dim) {
 
 /// The block's part of a piece is written; the last block to say so adds them all.
 template <typename ConfigT>
-__device__ __noinline__ void share_piece(const Work& w, BlockState& state) {
+__device__ __noinline__ void share_piece(const Work& w, BlockState& state, unsigned char* smem) {
   const Item& item = state.item;
   __threadfence();
   __syncthreads();
@@ -157,10 +184,25 @@ __device__ __noinline__ void share_piece(const Work& w, BlockState& state) {
   if (!state.is_last) return;
   __threadfence();
   constexpr int kChunks = ConfigT::kDim / 4;
-  const int work = item.num_rows() * kChunks;
-  for (int c = static_cast<int>(threadIdx.x); c < work; c += ConfigT::kThreads) {
-    if (c % kChunks * 4 < w.attend.head_dim_v)
-      add_parts<ConfigT>(w, item, c / kChunks, c % kChunks * 4);
+  constexpr int kRoom = ConfigT::kSmemBytes / static_cast<int>(sizeof(float)) - ConfigT::kRows;
+  auto* factors = reinterpret_cast<float*>(smem);
+  float* shares = factors + ConfigT::kRows;
+  const int rows_at_once = min(kRoom / item.sharing.num_parts, item.num_rows());
+#pragma unroll 1
+  for (int first_row = 0; first_row < item.num_rows(); first_row += rows_at_once) {
+    const int end_row = min(first_row + rows_at_once, item.num_rows());
+    __syncthreads();
+    share_out<ConfigT>(w, item, first_row, end_row, shares, factors);
+    __syncthreads();
+    const int work = (end_row - first_row) * kChunks;
+#pragma unroll 1
+    for (int c = static_cast<int>(threadIdx.x); c < work; c += ConfigT::kThreads) {
+      const int row = c / kChunks;
+      const int dim = c % kChunks * 4;
+      if (dim >= w.attend.head_dim_v) continue;
+      add_parts<ConfigT>(w, item, first_row + row, dim, shares + row * item.sharing.num_parts,
+                         factors[row]);
+    }
   }
 }
 

@@ -28,12 +28,10 @@ __device__ inline RowMask row_mask(const Work& w, const Item& item, int first_ro
   for (int r = 0; r < 2; ++r) {
     const RowPlace place = place_of_row(w, item, first_row + 8 * r);
     if (!place.exists) continue;
-    const std::int64_t position = item.first_position + place.token - item.first_token;
-    const KeyRange keys =
-        visible_keys(a.causal, a.window_left, a.window_right, position, item.kv_len);
-    mask.begin[r] = static_cast<std::int32_t>(keys.begin);
-    mask.end[r] = static_cast<std::int32_t>(keys.end);
-    mask.position[r] = static_cast<std::int32_t>(position);
+    const std::int32_t position = item.first_position + place.token - item.first_token;
+    mask.begin[r] = w.shape.reach.begin(position);
+    mask.end[r] = w.shape.reach.end(position, item.kv_len);
+    mask.position[r] = position;
     if (a.alibi_slopes != nullptr) mask.slope[r] = a.alibi_slopes[place.head] * kLog2E;
   }
   return mask;

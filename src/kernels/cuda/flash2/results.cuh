@@ -19,7 +19,8 @@ struct Results {
   static_assert(kStatsOffset + ConfigT::kRows * sizeof(RowStats) <= kOffset);
   static_assert(kOffset + ConfigT::kRows * kPitch * sizeof(float) <= ConfigT::kSmemBytes);
   /// Where add_groups keeps the sums of all groups, behind its results.
-  static constexpr int kSumsOffset = kOffset + kProductRows * kPitch * 4;
+  static constexpr int kSumsOffset =
+      kOffset + (ConfigT::kFew ? ConfigT::kRows : kProductRows) * kPitch * 4;
 
   unsigned char* smem;
 

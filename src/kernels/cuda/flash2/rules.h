@@ -73,14 +73,34 @@ constexpr Tiling tiling_of(std::int32_t num_q_heads, std::int32_t num_kv_heads,
   return tiling;
 }
 
+/// Which keys a token sees, in 32 bits: as visible_keys, with what reaches everywhere made kFar.
+struct Reach {
+  static constexpr std::int32_t kFar = 0x7FFFFFFF;
+  std::int32_t left = kFar;
+  std::int32_t right = 0;
+
+  [[nodiscard]] constexpr std::int32_t begin(std::int32_t position) const {
+    return position > left ? position - left : 0;
+  }
+  [[nodiscard]] constexpr std::int32_t end(std::int32_t position, std::int32_t kv_len) const {
+    if (kv_len - position <= right) return kv_len;
+    const std::int32_t upto = position + right + 1;
+    return upto > 0 ? upto : 0;
+  }
+};
+constexpr Reach reach_of(bool causal, std::int64_t window_left, std::int64_t window_right) {
+  const auto clamped = [](std::int64_t window) {
+    return static_cast<std::int32_t>(window < 0 ? Reach::kFar : least(window, Reach::kFar));
+  };
+  return {clamped(window_left), causal ? 0 : clamped(window_right)};
+}
+
 /// What the cut depends on beside the lengths.
 struct CutShape {
   std::int32_t q_tile = 1;
   std::int32_t head_tiles = 1;
   std::int32_t tile_keys = 1;
-  bool causal = true;
-  std::int64_t window_left = -1;
-  std::int64_t window_right = -1;
+  Reach reach;
   bool batch_invariant = false;
   bool streams = true;  ///< Whether there are slots; else all sequences make items.
 };
@@ -96,9 +116,7 @@ constexpr CutShape cut_shape(const AttendParams& p, const Instance& instance,
   return {.q_tile = tiling.q_tile,
           .head_tiles = tiling.head_tiles,
           .tile_keys = instance.keys,
-          .causal = p.causal,
-          .window_left = p.window_left,
-          .window_right = p.window_right,
+          .reach = reach_of(p.causal, p.window_left, p.window_right),
           .batch_invariant = p.batch_invariant,
           .streams = !p.batch_invariant && step_streams(maxima, tiling.head_tiles)};
 }
@@ -115,18 +133,11 @@ struct KeySpan {
 /// What tokens first_token … first_token + num_tokens - 1 of a sequence see together.
 constexpr KeySpan keys_seen(const CutShape& shape, std::int32_t new_tokens, std::int32_t kv_len,
                             std::int32_t first_token, std::int32_t num_tokens) {
-  const std::int64_t first = std::int64_t{kv_len} - new_tokens + first_token;
-  const KeyRange by_first =
-      visible_keys(shape.causal, shape.window_left, shape.window_right, first, kv_len);
-  const KeyRange by_last = visible_keys(shape.causal, shape.window_left, shape.window_right,
-                                        first + num_tokens - 1, kv_len);
-  KeySpan span;
-  if (by_first.begin >= by_last.end) return span;
-  span.begin_key = static_cast<std::int32_t>(by_first.begin);
-  span.end_key = static_cast<std::int32_t>(by_last.end);
-  span.first_tile = span.begin_key / shape.tile_keys;
-  span.end_tile = (span.end_key + shape.tile_keys - 1) / shape.tile_keys;
-  return span;
+  const std::int32_t first = kv_len - new_tokens + first_token;
+  const std::int32_t begin = shape.reach.begin(first);
+  const std::int32_t end = shape.reach.end(first + num_tokens - 1, kv_len);
+  if (begin >= end) return {};
+  return {begin, end, begin / shape.tile_keys, (end + shape.tile_keys - 1) / shape.tile_keys};
 }
 
 // ---- Slots
@@ -180,10 +191,9 @@ constexpr std::int64_t visible_tiles(const CutShape& shape, std::int32_t new_tok
                                      std::int32_t kv_len) {
   if (new_tokens == 0 || kv_len == 0) return 0;
   const std::int64_t all = ceil_div(kv_len, shape.tile_keys);
-  const std::int64_t right = shape.causal ? 0 : shape.window_right;
-  if (shape.window_left < 0 || right < 0) return all;
-  const std::int64_t span =
-      least(shape.window_left, kv_len) + least(shape.q_tile, new_tokens) + least(right, kv_len);
+  if (shape.reach.left == Reach::kFar || shape.reach.right == Reach::kFar) return all;
+  const std::int64_t span = least(shape.reach.left, kv_len) + least(shape.q_tile, new_tokens) +
+                            least(shape.reach.right, kv_len);
   return least(all, ceil_div(span - 1, shape.tile_keys) + 1);
 }
 

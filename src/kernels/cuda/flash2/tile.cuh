@@ -111,52 +111,62 @@ __device__ __noinline__ void load_queries(const Work& w, const Frequencies& freq
 template <typename ConfigT>
 class KeyLoader {
  public:
-  __device__ KeyLoader(const Work& w, const Item& item)
-      : w_(w),
-        item_(item),
-        lane_(static_cast<int>(threadIdx.x) % kLanes),
-        first_row_(static_cast<int>(threadIdx.x) / kLanes * ConfigT::kWarpKeys) {}
+  __device__ KeyLoader(const Work& w, const Item& item) : w_(w), item_(item) {}
 
-  /// Looks up the rows of a tile for the next load_keys and load_values. Keys that none of the
-  /// tokens sees, and pages outside the pool, read as zeros: what lies there never spreads.
+  /// Looks up the rows of a tile for the next load_keys and load_values; what is found is not
+  /// waited for before that. Keys that none of the tokens sees, and pages outside the pool, read as
+  /// zeros: what lies there never spreads.
   __device__ void look_up(int tile) {
-    page_ = kNowhere;
     tile_ = tile;
-    if (tile >= item_.keys.end_tile) return;
-    const std::int32_t first = tile * ConfigT::kKeys + first_row_;
-    const std::int32_t key = w_.rows_together ? first : first + lane_ % ConfigT::kWarpKeys;
-    const std::int32_t seen = w_.rows_together ? first + ConfigT::kWarpKeys : key + 1;
-    if (seen <= item_.keys.begin_key || key >= item_.keys.end_key) return;
-    const std::uint32_t index = divide(static_cast<std::uint32_t>(key), w_.by_page);
-    slot_ = static_cast<std::uint32_t>(key) -
-            index * static_cast<std::uint32_t>(w_.attend.kv.page_size);
-    const std::int32_t page = page_of(w_.attend.batch, item_.b, static_cast<std::int32_t>(index));
-    if (page >= 0 && page < w_.attend.kv.num_pages) page_ = page;
+    page_ = kNowhere;
+    const std::int32_t key = own_key();
+    if (tile >= item_.keys.end_tile || key >= item_.keys.end_key) return;
+    if (w_.rows_together ? key + ConfigT::kWarpKeys <= item_.keys.begin_key
+                         : key < item_.keys.begin_key)
+      return;
+    page_ = item_.row;
+    if (w_.attend.batch.page_table != nullptr)
+      page_ = item_.pages[divide(static_cast<std::uint32_t>(key), w_.by_page)];
   }
 
-  __device__ void load_keys(SmemAddress to) const { load(w_.attend.kv.k, w_.attend.head_dim, to); }
+  __device__ void load_keys(SmemAddress to) const {
+    load(item_.k_head, w_.attend.kv.k, w_.attend.head_dim, to);
+  }
   __device__ void load_values(SmemAddress to) const {
-    load(w_.attend.kv.v, w_.attend.head_dim_v, to);
+    load(item_.v_head, w_.attend.kv.v, w_.attend.head_dim_v, to);
   }
 
  private:
   static constexpr std::int32_t kNowhere = -1;  ///< Zeros are to be had.
 
-  __device__ void load(const PagedTensor& tensor, int dim, SmemAddress to) const {
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+  __device__ static int first_row() {
+    return static_cast<int>(threadIdx.x) / kLanes * ConfigT::kWarpKeys;
+  }
+  /// The key that the lane looks up.
+  [[nodiscard]] __device__ std::int32_t own_key() const {
+    const std::int32_t first = tile_ * ConfigT::kKeys + first_row();
+    return w_.rows_together ? first : first + lane() % ConfigT::kWarpKeys;
+  }
+
+  __device__ void load(const char* head, const PagedTensor& tensor, int dim, SmemAddress to) const {
     constexpr int kChunks = ConfigT::kDim / kChunk;
     constexpr int kRowsAtOnce = kLanes / kChunks;
-    const int chunk = lane_ % kChunks;
+    const int chunk = lane() % kChunks;
+    const int row = lane() / kChunks;
+    const SmemAddress first = to + place_of<ConfigT>(first_row() + row, chunk);
     const bool has_chunk = chunk * kChunk < dim;
-    const SmemAddress first = to + place_of<ConfigT>(first_row_ + lane_ / kChunks, chunk);
-    const auto* data = static_cast<const char*>(tensor.data) +
-                       (item_.kv_head * tensor.head_stride + chunk * kChunk) * 2;
+    const bool has_page =
+        static_cast<std::uint32_t>(page_) < static_cast<std::uint32_t>(w_.num_pages);
+    const auto key = static_cast<std::uint32_t>(own_key());
+    const std::uint32_t slot =
+        key - divide(key, w_.by_page) * static_cast<std::uint32_t>(w_.attend.kv.page_size);
+    const char* own = head + (page_ * tensor.page_stride + slot * tensor.slot_stride) * 2;
     if (w_.rows_together) {
-      const int row = lane_ / kChunks;
-      const auto* from =
-          data + (page_ * tensor.page_stride + (slot_ + row) * tensor.slot_stride) * 2;
+      const char* from = own + row * tensor.slot_stride * 2 + chunk * (kChunk * 2);
       const std::int64_t step = tensor.slot_stride * (2 * kRowsAtOnce);
-      const std::int32_t first_key = tile_ * ConfigT::kKeys + first_row_;
-      const bool any = page_ != kNowhere && has_chunk;
+      const bool any = has_page && has_chunk;
+      const auto first_key = static_cast<std::int32_t>(key);
       if (first_key >= item_.keys.begin_key &&
           first_key + ConfigT::kWarpKeys <= item_.keys.end_key) {
 #pragma unroll
@@ -178,24 +188,23 @@ class KeyLoader {
       }
       return;
     }
-    const std::int64_t own_from = page_ * tensor.page_stride + slot_ * tensor.slot_stride;
+    // As an offset, so that one number tells both.
+    const std::int64_t own_offset = has_page ? own - head : kNoOffset;
 #pragma unroll
     for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) {
-      const int row = at + lane_ / kChunks;
-      const std::int32_t page = __shfl_sync(kAllLanes, page_, row);
-      const std::int64_t from = __shfl_sync(kAllLanes, own_from, row);
-      const bool valid = page != kNowhere && has_chunk;
-      cuda::copy_async(rows_on<ConfigT>(first, at), data + from * 2, valid);
+      const std::int64_t offset = __shfl_sync(kAllLanes, own_offset, at + row);
+      cuda::copy_async(rows_on<ConfigT>(first, at), head + offset + chunk * (kChunk * 2),
+                       offset != kNoOffset && has_chunk);
     }
   }
 
+  /// Odd, where offsets are even.
+  static constexpr std::int64_t kNoOffset = -1;
+
   const Work& w_;
   const Item& item_;
-  int lane_;
-  int first_row_;
   std::int32_t tile_ = 0;
   std::int32_t page_ = kNowhere;
-  std::uint32_t slot_ = 0;
 };
 
 }  // namespace octavo::kernels::flash2

@@ -38,6 +38,7 @@ struct Work {
   CutShape shape;
   CutArrays cut;
   std::int32_t dim = 0;              ///< The instance's; partials have rows of it.
+  std::int32_t tile_rows = 0;        ///< The instance's.
   std::int64_t max_items = 0;        ///< Bounds of the grid: items of a head tile,
   std::int32_t max_slots = 0;        ///< and slots.
   std::int64_t slot_rows = 0;        ///< Of a slot's partial result.
@@ -48,6 +49,7 @@ struct Work {
   bool q_in_vectors = false;         ///< 16 bytes of q may be read at once.
   bool out_in_vectors = false;       ///< 16 bytes of out may be written at once.
   bool rows_together = false;        ///< Sixteen keys from a multiple of 16 on lie in one page.
+  std::int32_t num_pages = 0;        ///< Of the pool, as far as 32-bit ids go.
   Divider by_page;                   ///< By the slots of a page.
   Divider by_heads;                  ///< By the heads of a tile.
 };
