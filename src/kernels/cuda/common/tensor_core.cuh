@@ -26,6 +26,19 @@ __device__ inline void copy_async(SmemAddress to, const void* from, bool valid) 
                : "memory");
 }
 
+/// The same, or nothing at all.
+__device__ inline void copy_async_if(bool wanted, SmemAddress to, const void* from, bool valid) {
+  const int bytes = valid ? 16 : 0;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %3, 0;\n"
+      "@p cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
+      "}\n" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(static_cast<int>(wanted))
+      : "memory");
+}
+
 /// Closes the thread's open group, empty or not.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 

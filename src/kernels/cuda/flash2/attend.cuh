@@ -14,6 +14,9 @@
 #include "kernels/cuda/flash2/products.cuh"
 #include "kernels/cuda/flash2/results.cuh"
 
+#ifndef SPREAD
+#define SPREAD 1
+#endif
 namespace octavo::kernels::flash2 {
 
 /// Products of some rows with the keys from first_key on to weights, and what they do to the sums.
@@ -50,8 +53,9 @@ __device__ int next_stage(int stage) {
 }
 
 template <typename T, typename ConfigT, int kRowTiles>
-__device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies, const Item& item,
-                                  unsigned char* smem) {
+__device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
+                                  BlockState<ConfigT>& state, unsigned char* smem) {
+  const Item& item = state.item;
   constexpr int kTiles = ConfigT::kKeys / 8;
   constexpr int kAhead = ConfigT::kStages - 1;  // tiles on their way while one is worked on
   constexpr int kWarpRows = kRowTiles * kProductRows;
@@ -63,7 +67,7 @@ __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
   const int end_tile = item.keys.end_tile;
   KeyLoader<ConfigT> loader(w, item);
   loader.look_up(item.keys.first_tile);
-  load_queries<T, ConfigT>(w, frequencies, item, ConfigT::kWarps * kWarpRows, smem);
+  load_queries<T, ConfigT>(w, frequencies, state, ConfigT::kWarps * kWarpRows, smem);
   const LogitRule rule = logit_rule(w.attend);
   float out[kRowTiles][ConfigT::kDim / 8][4] = {};
   RowStats stats[kRowTiles][2];
@@ -77,18 +81,24 @@ __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
       cuda::wait_copies<kAhead - 1>();
       __syncthreads();  // the tile is there, for all; and the one before is no longer needed
     }
-    if (tile + kAhead < end_tile) {
-      const int to = stage == 0 ? ConfigT::kStages - 1 : stage - 1;
+    const int to = stage == 0 ? ConfigT::kStages - 1 : stage - 1;
+    const bool loads = tile + kAhead < end_tile;
+    SpreadCopies copies = loader.spread(buffers.k(to), buffers.v(to));
+    copies.wanted = (SPREAD != 0) && copies.wanted && loads && is_here && has_rows;
+    if (loads && !copies.wanted) {
       loader.load_keys(buffers.k(to));
       loader.load_values(buffers.v(to));
     }
-    cuda::commit_copies();
     loader.look_up(tile + kAhead + 1);
     if (is_here && has_rows) {
       float scores[kRowTiles][kTiles][4];
-      multiply_keys<T, ConfigT>(scores, buffers.q, first_row, buffers.k(stage), 0, lane);
+      multiply_keys<T, ConfigT>(scores, buffers.q, first_row, buffers.k(stage), 0, lane,
+                                [&](int step) { loader.copy(copies, step); });
+      cuda::commit_copies();
       weigh_keys(w, item, rule, first_row, tile * ConfigT::kKeys, lane, scores, stats, out);
       multiply_values<T, ConfigT>(out, scores, buffers.v(stage), 0, 0, lane);
+    } else {
+      cuda::commit_copies();
     }
     stage = next_stage<ConfigT::kStages>(stage);
   }
@@ -193,8 +203,9 @@ __device__ void sync_group(int group) {
 /// with kStages tiles under way a wait for the next to be used leaves 2 kStages - 1 groups. The
 /// loop begins kStages tiles early, so that the loads stand in the code once.
 template <typename T, typename ConfigT, int kRowTiles>
-__device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies, const Item& item,
-                                  unsigned char* smem) {
+__device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
+                                  BlockState<ConfigT>& state, unsigned char* smem) {
+  const Item& item = state.item;
   constexpr int kPending = 2 * ConfigT::kStages - 1;
   constexpr int kGroupKeys = 16;
   constexpr int kPartTiles = ConfigT::kDim / 8 / ConfigT::kDimParts;
@@ -207,7 +218,7 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
   const int end_tile = item.keys.end_tile;
   KeyLoader<ConfigT> loader(w, item);
   loader.look_up(item.keys.first_tile);
-  load_queries<T, ConfigT>(w, frequencies, item, kRowTiles * kProductRows, smem);
+  load_queries<T, ConfigT>(w, frequencies, state, kRowTiles * kProductRows, smem);
   const LogitRule rule = logit_rule(w.attend);
   float out[kRowTiles][kPartTiles][4] = {};
   RowStats stats[kRowTiles][2];
@@ -223,7 +234,8 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
       cuda::wait_copies<kPending>();
       if (tile == item.keys.first_tile) __syncthreads();  // q is there, of all
       sync_group<ConfigT>(group);
-      multiply_keys<T, ConfigT>(scores, buffers.q, 0, buffers.k(stage), first_key, lane);
+      multiply_keys<T, ConfigT>(scores, buffers.q, 0, buffers.k(stage), first_key, lane,
+                                [](int) {});
       sync_group<ConfigT>(group);
     }
     if (loads) loader.load_keys(buffers.k(stage));
@@ -247,24 +259,24 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
 
 /// A block's items, one after the other.
 template <typename T, typename ConfigT>
-__device__ void attend_block(const Work& w, const Frequencies& frequencies, BlockState& state,
-                             unsigned char* smem) {
+__device__ void attend_block(const Work& w, const Frequencies& frequencies,
+                             BlockState<ConfigT>& state, unsigned char* smem) {
   first_item<ConfigT>(w, state);
   while (state.has_item) {
     if constexpr (ConfigT::kFew) {
-      attend_dealt_keys<T, ConfigT, ConfigT::kRowTiles>(w, frequencies, state.item, smem);
+      attend_dealt_keys<T, ConfigT, ConfigT::kRowTiles>(w, frequencies, state, smem);
     } else {
       const int rows = state.item.num_rows();
       if (rows <= kProductRows) {
-        attend_dealt_keys<T, ConfigT, 1>(w, frequencies, state.item, smem);
+        attend_dealt_keys<T, ConfigT, 1>(w, frequencies, state, smem);
       } else if (ConfigT::kRowTiles == 1 || rows * 2 <= ConfigT::kRows) {
-        attend_dealt_rows<T, ConfigT, 1>(w, frequencies, state.item, smem);
+        attend_dealt_rows<T, ConfigT, 1>(w, frequencies, state, smem);
       } else {
-        attend_dealt_rows<T, ConfigT, ConfigT::kRowTiles>(w, frequencies, state.item, smem);
+        attend_dealt_rows<T, ConfigT, ConfigT::kRowTiles>(w, frequencies, state, smem);
       }
     }
     __syncthreads();
-    write_results<T, ConfigT>(w, state.item, Results<ConfigT>{smem});
+    write_results<T, ConfigT>(w, state, Results<ConfigT>{smem});
     if (state.item.sharing.num_parts > 1) share_piece<ConfigT>(w, state, smem);
     next_item(w, state);
   }

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(ConfigT::kThreads, ConfigT::kBlocks)
     attend_kernel(const __grid_constant__ Work work,
                   const __grid_constant__ Frequencies frequencies) {
   extern __shared__ __align__(128) unsigned char tiles_smem[];
-  __shared__ BlockState state_smem;
+  __shared__ BlockState<ConfigT> state_smem;
   attend_block<T, ConfigT>(work, frequencies, state_smem, tiles_smem);
 }
 

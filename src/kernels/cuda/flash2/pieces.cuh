@@ -12,19 +12,21 @@
 namespace octavo::kernels::flash2 {
 
 /// What all threads of a block know, in shared memory.
+template <typename ConfigT>
 struct BlockState {
   Item item;
   SlotWalk walk;
   std::int32_t slot;
   bool has_item;
   bool is_last;
+  std::int64_t row_offsets[ConfigT::kRows];  ///< Of the item's rows, in q or where they go to.
 };
 
 /// By all threads. Items and slots take turns in proportion, so that the arithmetic of prompts and
 /// the loads of decodes meet on each multiprocessor; of the items the last come first: under a
 /// causal mask they are the longest of a sequence.
 template <typename ConfigT>
-__device__ void first_item(const Work& w, BlockState& state) {
+__device__ void first_item(const Work& w, BlockState<ConfigT>& state) {
   if (threadIdx.x < kLanes) {
     const Slots slots = w.max_slots > 0 ? SlotWalk::slots(w) : Slots{};
     const auto count = static_cast<std::uint32_t>(slots.count);
@@ -64,7 +66,8 @@ __device__ void first_item(const Work& w, BlockState& state) {
 }
 
 /// By all threads; what the last item left in shared memory is gone.
-__device__ inline void next_item(const Work& w, BlockState& state) {
+template <typename ConfigT>
+__device__ void next_item(const Work& w, BlockState<ConfigT>& state) {
   __syncthreads();
   if (threadIdx.x < kLanes) {
     SlotWalk walk = state.walk;
@@ -170,19 +173,22 @@ __device__ void add_parts(const Work& w, const Item& item, int row, int dim, con
 
 /// The block's part of a piece is written; the last block to say so adds them all.
 template <typename ConfigT>
-__device__ __noinline__ void share_piece(const Work& w, BlockState& state, unsigned char* smem) {
+__device__ __noinline__ void share_piece(const Work& w, BlockState<ConfigT>& state,
+                                         unsigned char* smem) {
   const Item& item = state.item;
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence();  // for what all threads of the block wrote
     std::uint32_t* arrived = w.arrived + item.sharing.first_slot;
     const std::uint32_t before = atomicAdd(arrived, 1U);
     state.is_last = before + 1 == static_cast<std::uint32_t>(item.sharing.num_parts);
-    if (state.is_last) *arrived = 0;  // for the next call
+    if (state.is_last) {
+      *arrived = 0;  // for the next call
+      __threadfence();
+    }
   }
   __syncthreads();
   if (!state.is_last) return;
-  __threadfence();
   constexpr int kChunks = ConfigT::kDim / 4;
   constexpr int kRoom = ConfigT::kSmemBytes / static_cast<int>(sizeof(float)) - ConfigT::kRows;
   auto* factors = reinterpret_cast<float*>(smem);

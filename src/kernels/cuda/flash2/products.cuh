@@ -41,10 +41,13 @@ __device__ inline RowMask row_mask(const Work& w, const Item& item, int first_ro
 template <int kTiles>
 using Scores = float[kTiles][4];
 
-/// scores = q kᵀ of 16 kRowTiles rows from first_row on, and the keys from first_key on.
-template <typename T, typename ConfigT, int kRowTiles, int kTiles>
+/// scores = q kᵀ of 16 kRowTiles rows from first_row on, and the keys from first_key on. Fragments
+/// are read a product ahead. `between` is called with the number of each step over dims.
+template <typename T, typename ConfigT, int kRowTiles, int kTiles, typename BetweenT>
 __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], SmemAddress q, int first_row,
-                              SmemAddress k, int first_key, int lane) {
+                              SmemAddress k, int first_key, int lane, const BetweenT& between) {
+  constexpr int kSteps = ConfigT::kDim / 16;
+  constexpr int kPairs = kTiles / 2;
 #pragma unroll
   for (auto& rows : scores) {
     for (auto& score : rows) {
@@ -56,22 +59,33 @@ __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], SmemAddress
       q + place_of<ConfigT>(first_row + matrix % 2 * 8 + lane % 8, matrix / 2);
   const SmemAddress first_k =
       k + place_of<ConfigT>(first_key + matrix / 2 * 8 + lane % 8, matrix % 2);
-#pragma unroll
-  for (int d = 0; d < ConfigT::kDim / 16; ++d) {
-    std::uint32_t rows[kRowTiles][4];
+  std::uint32_t rows[2][kRowTiles][4];
+  std::uint32_t keys[2][4];
+  const auto load_rows = [&](int d) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
-      cuda::load_matrices(rows[m], pairs_on(first_q, d) + m * 16 * ConfigT::kRowBytes);
+      cuda::load_matrices(rows[d % 2][m], pairs_on(first_q, d) + m * 16 * ConfigT::kRowBytes);
+  };
+  const auto load_keys = [&](int i) {
+    cuda::load_matrices(keys[i % 2],
+                        pairs_on(first_k, i / kPairs) + i % kPairs * 16 * ConfigT::kRowBytes);
+  };
+  load_rows(0);
+  load_keys(0);
 #pragma unroll
-    for (int n = 0; n < kTiles; n += 2) {
-      std::uint32_t keys[4];
-      cuda::load_matrices(keys, pairs_on(first_k, d) + n * 8 * ConfigT::kRowBytes);
+  for (int d = 0; d < kSteps; ++d) {
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      const int i = d * kPairs + n;
+      if (i + 1 < kSteps * kPairs) load_keys(i + 1);
+      if (n == 0 && d + 1 < kSteps) load_rows(d + 1);
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        cuda::multiply_add<T>(scores[m][n], rows[m], keys[0], keys[1]);
-        cuda::multiply_add<T>(scores[m][n + 1], rows[m], keys[2], keys[3]);
+        cuda::multiply_add<T>(scores[m][2 * n], rows[d % 2][m], keys[i % 2][0], keys[i % 2][1]);
+        cuda::multiply_add<T>(scores[m][2 * n + 1], rows[d % 2][m], keys[i % 2][2], keys[i % 2][3]);
       }
     }
+    between(d);
   }
 }
 
@@ -81,28 +95,36 @@ template <typename T, typename ConfigT, int kRowTiles, int kTiles, int kOutTiles
 __device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4],
                                 const float (&weights)[kRowTiles][kTiles][4], SmemAddress v,
                                 int first_key, int first_tile, int lane) {
+  constexpr int kPairs = kOutTiles / 2;
+  constexpr int kSteps = kTiles / 2 * kPairs;
   const int matrix = lane / 8;
   const SmemAddress first_v =
       v + place_of<ConfigT>(first_key + matrix % 2 * 8 + lane % 8, matrix / 2) + first_tile * 16;
+  std::uint32_t values[2][4];
+  const auto load_values = [&](int i) {
+    cuda::load_matrices_transposed(
+        values[i % 2], pairs_on(first_v, i % kPairs) + i / kPairs * 16 * ConfigT::kRowBytes);
+  };
+  load_values(0);
 #pragma unroll
-  for (int n = 0; n < kTiles; n += 2) {
+  for (int n = 0; n < kTiles / 2; ++n) {
     std::uint32_t rows[kRowTiles][4];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        const float(&from)[4] = weights[m][n + r / 2];
+        const float(&from)[4] = weights[m][2 * n + r / 2];
         rows[m][r] = cuda::pack_pair<T>(from[r % 2 * 2], from[r % 2 * 2 + 1]);
       }
     }
 #pragma unroll
-    for (int d = 0; d < kOutTiles; d += 2) {
-      std::uint32_t values[4];
-      cuda::load_matrices_transposed(values, pairs_on(first_v, d / 2) + n * 8 * ConfigT::kRowBytes);
+    for (int d = 0; d < kPairs; ++d) {
+      const int i = n * kPairs + d;
+      if (i + 1 < kSteps) load_values(i + 1);
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        cuda::multiply_add<T>(out[m][d], rows[m], values[0], values[1]);
-        cuda::multiply_add<T>(out[m][d + 1], rows[m], values[2], values[3]);
+        cuda::multiply_add<T>(out[m][2 * d], rows[m], values[i % 2][0], values[i % 2][1]);
+        cuda::multiply_add<T>(out[m][2 * d + 1], rows[m], values[i % 2][2], values[i % 2][3]);
       }
     }
   }

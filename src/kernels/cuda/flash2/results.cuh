@@ -33,53 +33,77 @@ struct Results {
 };
 
 template <typename ConfigT>
-__device__ void write_partials(const Work& w, const Item& item, const Results<ConfigT>& results) {
+__device__ void write_partials(const Work& w, const BlockState<ConfigT>& state,
+                               const Results<ConfigT>& results) {
   constexpr int kChunks = ConfigT::kDim / 4;
-  for (int c = static_cast<int>(threadIdx.x); c < item.num_rows() * kChunks;
+#pragma unroll 4
+  for (int c = static_cast<int>(threadIdx.x); c < state.item.num_rows() * kChunks;
        c += ConfigT::kThreads) {
     const int row = c / kChunks;
     const int dim = c % kChunks * 4;
-    const std::int64_t at = partial_row(item, place_of_row(w, item, row));
-    if (dim == 0) w.stats[at] = results.stats()[row];
-    *reinterpret_cast<float4*>(w.partials + at * ConfigT::kDim + dim) =
+    *reinterpret_cast<float4*>(w.partials + state.row_offsets[row] * ConfigT::kDim + dim) =
         *reinterpret_cast<const float4*>(results.row(row) + dim);
+  }
+}
+
+template <typename T, typename ConfigT>
+__device__ void write_outputs(const Work& w, const BlockState<ConfigT>& state,
+                              const Results<ConfigT>& results) {
+  constexpr int kChunks = ConfigT::kDim / kChunk;
+  const AttendParams& a = w.attend;
+#pragma unroll 2
+  for (int c = static_cast<int>(threadIdx.x); c < state.item.num_rows() * kChunks;
+       c += ConfigT::kThreads) {
+    const int row = c / kChunks;
+    const int dim = c % kChunks * kChunk;
+    if (dim >= a.head_dim_v) continue;
+    const float factor = results.stats()[row].sum;
+    const float4 low = *reinterpret_cast<const float4*>(results.row(row) + dim);
+    const float4 high = *reinterpret_cast<const float4*>(results.row(row) + dim + 4);
+    uint4 bits;
+    bits.x = cuda::pack_pair<T>(low.x * factor, low.y * factor);
+    bits.y = cuda::pack_pair<T>(low.z * factor, low.w * factor);
+    bits.z = cuda::pack_pair<T>(high.x * factor, high.y * factor);
+    bits.w = cuda::pack_pair<T>(high.z * factor, high.w * factor);
+    *reinterpret_cast<uint4*>(static_cast<T*>(a.out) + state.row_offsets[row] + dim) = bits;
   }
 }
 
 /// By all threads, once the results are there.
 template <typename T, typename ConfigT>
-__device__ __noinline__ void write_results(const Work& w, const Item& item,
+__device__ __noinline__ void write_results(const Work& w, BlockState<ConfigT>& state,
                                            Results<ConfigT> results) {
-  if (item.partial_base >= 0) {
-    write_partials(w, item, results);
-    return;
-  }
-  constexpr int kChunks = ConfigT::kDim / kChunk;
   const AttendParams& a = w.attend;
-#pragma unroll 1
-  for (int c = static_cast<int>(threadIdx.x); c < item.num_rows() * kChunks;
-       c += ConfigT::kThreads) {
-    const int row = c / kChunks;
-    const int dim = c % kChunks * kChunk;
+  const Item& item = state.item;
+  const bool is_part = item.partial_base >= 0;
+  // Where each row goes; in place of its sum what it is to be multiplied with.
+  for (int row = static_cast<int>(threadIdx.x); row < item.num_rows(); row += ConfigT::kThreads) {
     const RowPlace place = place_of_row(w, item, row);
     const RowStats stats = results.stats()[row];
-    if (dim == 0) write_lse(a, item.b, place.token, place.head, stats);
-    if (dim >= a.head_dim_v) continue;
-    const float factor = factor_of(a, place.head, stats);
-    const float* values = results.row(row) + dim;
-    const std::int64_t to = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
-                            place.head * a.out_layout.head_stride + dim;
-    if (w.out_in_vectors) {
-      uint4 bits;
-      bits.x = cuda::pack_pair<T>(values[0] * factor, values[1] * factor);
-      bits.y = cuda::pack_pair<T>(values[2] * factor, values[3] * factor);
-      bits.z = cuda::pack_pair<T>(values[4] * factor, values[5] * factor);
-      bits.w = cuda::pack_pair<T>(values[6] * factor, values[7] * factor);
-      *reinterpret_cast<uint4*>(static_cast<T*>(a.out) + to) = bits;
+    if (is_part) {
+      state.row_offsets[row] = partial_row(item, place);
+      w.stats[state.row_offsets[row]] = stats;
     } else {
+      state.row_offsets[row] = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
+                               place.head * a.out_layout.head_stride;
+      write_lse(a, item.b, place.token, place.head, stats);
+      results.stats()[row].sum = factor_of(a, place.head, stats);
+    }
+  }
+  __syncthreads();
+  if (is_part) {
+    write_partials(w, state, results);
+  } else if (w.out_in_vectors) {
+    write_outputs<T>(w, state, results);
+  } else {
 #pragma unroll 1
-      for (int e = 0; e < kChunk; ++e)
-        cuda::store_element(a.out, a.out_dtype, to + e, values[e] * factor);
+    for (int c = static_cast<int>(threadIdx.x); c < item.num_rows() * ConfigT::kDim;
+         c += ConfigT::kThreads) {
+      const int row = c / ConfigT::kDim;
+      const int dim = c % ConfigT::kDim;
+      if (dim >= a.head_dim_v) continue;
+      cuda::store_element(a.out, a.out_dtype, state.row_offsets[row] + dim,
+                          results.row(row)[dim] * results.stats()[row].sum);
     }
   }
 }

@@ -72,25 +72,34 @@ __device__ uint4 read_query(const Work& w, const Frequencies& frequencies, const
 }
 
 /// Brings the item's rows of q to the first `rows` of its tile; rows and dims that it hasn't become
-/// 0. What is neither rotated nor unaligned comes by copies of the thread's open group. Not
-/// inlined: it has the whole of RoPE, and several callers.
+/// 0. What is neither rotated nor unaligned comes by copies of the thread's open group. By all
+/// threads. Not inlined: it has the whole of RoPE, and several callers.
 template <typename T, typename ConfigT>
 __device__ __noinline__ void load_queries(const Work& w, const Frequencies& frequencies,
-                                          const Item& item, int rows, unsigned char* to) {
+                                          BlockState<ConfigT>& state, int rows, unsigned char* to) {
   constexpr int kChunks = ConfigT::kDim / kChunk;
+  constexpr std::int64_t kNone = -0x7FFFFFFFFFFFFFFF - 1;
   const AttendParams& a = w.attend;
-  const SmemAddress tile = cuda::smem_address(to);
-  if (w.q_in_vectors && a.rope.rotary_dim == 0) {
-#pragma unroll 2
+  const Item& item = state.item;
+  const bool copies = w.q_in_vectors && a.rope.rotary_dim == 0;
+  if (copies) {
+    for (int row = static_cast<int>(threadIdx.x); row < rows; row += ConfigT::kThreads) {
+      const RowPlace place = place_of_row(w, item, row);
+      state.row_offsets[row] = place.exists
+                                   ? cuda::token_offset(a.q_layout, a.batch, item.b, place.token) +
+                                         place.head * a.q_layout.head_stride
+                                   : kNone;
+    }
+    __syncthreads();
+    const SmemAddress tile = cuda::smem_address(to);
+#pragma unroll 4
     for (int c = static_cast<int>(threadIdx.x); c < rows * kChunks; c += ConfigT::kThreads) {
       const int row = c / kChunks;
       const int chunk = c % kChunks;
-      const RowPlace place = place_of_row(w, item, row);
-      const T* from = static_cast<const T*>(a.q) +
-                      cuda::token_offset(a.q_layout, a.batch, item.b, place.token) +
-                      place.head * a.q_layout.head_stride + chunk * kChunk;
-      cuda::copy_async(tile + place_of<ConfigT>(row, chunk), from,
-                       place.exists && chunk * kChunk < a.head_dim);
+      const std::int64_t offset = state.row_offsets[row];
+      cuda::copy_async(tile + place_of<ConfigT>(row, chunk),
+                       static_cast<const T*>(a.q) + offset + chunk * kChunk,
+                       offset != kNone && chunk * kChunk < a.head_dim);
     }
     return;
   }
@@ -105,6 +114,15 @@ __device__ __noinline__ void load_queries(const Work& w, const Frequencies& freq
     *reinterpret_cast<uint4*>(to + place_of<ConfigT>(row, chunk)) = bits;
   }
 }
+
+/// A tile's copies, to be issued one by one between products.
+struct SpreadCopies {
+  const char* k;
+  const char* v;
+  SmemAddress k_to, v_to;
+  bool wanted;
+  bool has_k, has_v;
+};
 
 /// Brings tiles of K and V. A warp brings kWarpKeys rows of each; its lanes look up where these lie
 /// (several lanes the same), and tell each other where rows may lie in different pages.
@@ -129,6 +147,36 @@ class KeyLoader {
       page_ = item_.pages[divide(static_cast<std::uint32_t>(key), w_.by_page)];
   }
 
+  /// The tile's copies, wanted where all of its rows are there, one behind the other in one page;
+  /// otherwise load_keys and load_values are to be called.
+  __device__ SpreadCopies spread(SmemAddress k_to, SmemAddress v_to) const {
+    const std::int32_t key = own_key();
+    const bool wanted = w_.rows_together && key >= item_.keys.begin_key &&
+                        key + ConfigT::kWarpKeys <= item_.keys.end_key;
+    const int chunk = lane() % kChunks;
+    const int row = lane() / kChunks;
+    const SmemAddress place = place_of<ConfigT>(first_row() + row, chunk);
+    const std::uint32_t slot = slot_of(static_cast<std::uint32_t>(key)) + row;
+    const KvPages& kv = w_.attend.kv;
+    return {.k = item_.k_head + offset_of(kv.k, slot) + chunk * (kChunk * 2),
+            .v = item_.v_head + offset_of(kv.v, slot) + chunk * (kChunk * 2),
+            .k_to = k_to + place,
+            .v_to = v_to + place,
+            .wanted = wanted,
+            .has_k = has_page() && chunk * kChunk < w_.attend.head_dim,
+            .has_v = has_page() && chunk * kChunk < w_.attend.head_dim_v};
+  }
+  /// Copy `i` of a tile's.
+  __device__ void copy(SpreadCopies& copies, int i) const {
+    if (i >= ConfigT::kWarpKeys / kRowsAtOnce) return;
+    const KvPages& kv = w_.attend.kv;
+    const int at = i * kRowsAtOnce;
+    cuda::copy_async_if(copies.wanted, rows_on<ConfigT>(copies.k_to, at), copies.k, copies.has_k);
+    cuda::copy_async_if(copies.wanted, rows_on<ConfigT>(copies.v_to, at), copies.v, copies.has_v);
+    copies.k += kv.k.slot_stride * (2 * kRowsAtOnce);
+    copies.v += kv.v.slot_stride * (2 * kRowsAtOnce);
+  }
+
   __device__ void load_keys(SmemAddress to) const {
     load(item_.k_head, w_.attend.kv.k, w_.attend.head_dim, to);
   }
@@ -138,6 +186,8 @@ class KeyLoader {
 
  private:
   static constexpr std::int32_t kNowhere = -1;  ///< Zeros are to be had.
+  static constexpr int kChunks = ConfigT::kDim / kChunk;
+  static constexpr int kRowsAtOnce = kLanes / kChunks;
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
   __device__ static int first_row() {
@@ -149,23 +199,29 @@ class KeyLoader {
     return w_.rows_together ? first : first + lane() % ConfigT::kWarpKeys;
   }
 
+  [[nodiscard]] __device__ bool has_page() const {
+    return static_cast<std::uint32_t>(page_) < static_cast<std::uint32_t>(w_.num_pages);
+  }
+  [[nodiscard]] __device__ std::uint32_t slot_of(std::uint32_t key) const {
+    return key - divide(key, w_.by_page) * static_cast<std::uint32_t>(w_.attend.kv.page_size);
+  }
+  /// Bytes.
+  [[nodiscard]] __device__ std::int64_t offset_of(const PagedTensor& tensor,
+                                                  std::uint32_t slot) const {
+    return (page_ * tensor.page_stride + slot * tensor.slot_stride) * 2;
+  }
+
   __device__ void load(const char* head, const PagedTensor& tensor, int dim, SmemAddress to) const {
-    constexpr int kChunks = ConfigT::kDim / kChunk;
-    constexpr int kRowsAtOnce = kLanes / kChunks;
     const int chunk = lane() % kChunks;
     const int row = lane() / kChunks;
     const SmemAddress first = to + place_of<ConfigT>(first_row() + row, chunk);
     const bool has_chunk = chunk * kChunk < dim;
-    const bool has_page =
-        static_cast<std::uint32_t>(page_) < static_cast<std::uint32_t>(w_.num_pages);
     const auto key = static_cast<std::uint32_t>(own_key());
-    const std::uint32_t slot =
-        key - divide(key, w_.by_page) * static_cast<std::uint32_t>(w_.attend.kv.page_size);
-    const char* own = head + (page_ * tensor.page_stride + slot * tensor.slot_stride) * 2;
+    const std::int64_t own = offset_of(tensor, slot_of(key));
     if (w_.rows_together) {
-      const char* from = own + row * tensor.slot_stride * 2 + chunk * (kChunk * 2);
+      const char* from = head + own + row * tensor.slot_stride * 2 + chunk * (kChunk * 2);
       const std::int64_t step = tensor.slot_stride * (2 * kRowsAtOnce);
-      const bool any = has_page && has_chunk;
+      const bool any = has_page() && has_chunk;
       const auto first_key = static_cast<std::int32_t>(key);
       if (first_key >= item_.keys.begin_key &&
           first_key + ConfigT::kWarpKeys <= item_.keys.end_key) {
@@ -189,7 +245,7 @@ class KeyLoader {
       return;
     }
     // As an offset, so that one number tells both.
-    const std::int64_t own_offset = has_page ? own - head : kNoOffset;
+    const std::int64_t own_offset = has_page() ? own : kNoOffset;
 #pragma unroll
     for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) {
       const std::int64_t offset = __shfl_sync(kAllLanes, own_offset, at + row);
