@@ -35,18 +35,15 @@ class Upload {
   };
 
   Staging& next_staging();
-  void send_entries(const detail::PlanData& plan, std::size_t& seq, std::int32_t& entry,
-                    Staging& staging, bool with_sequences, Stream stream);
+  void send_step(const detail::PlanData& plan, std::int32_t first_entry, std::int32_t num_entries,
+                 Staging& staging, Stream stream);
   void send_copies(std::span<const PageCopy> copies, const GpuStorage& storage, Staging& staging,
                    Stream stream);
 
   CacheConfig config_;
-  std::int32_t max_pages_per_seq_;
   std::int32_t entries_per_upload_;
   std::int32_t copies_per_upload_;
-  std::size_t entries_offset_ = 0;  // in a staging buffer, bytes
-  std::size_t values_offset_ = 0;
-  std::size_t copies_offset_ = 0;
+  std::size_t copies_offset_ = 0;  // in a staging buffer, bytes
   CopyGroups groups_;
   device::GpuBuffer arrays_;
   kernels::cuda::ResidentStep resident_;
