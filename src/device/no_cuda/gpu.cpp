@@ -47,6 +47,7 @@ CapturedWork& CapturedWork::operator=(CapturedWork&&) noexcept = default;
 void CapturedWork::launch(Stream /*stream*/) const { refuse("device"); }
 
 Place place_of(const void* /*pointer*/) { return {}; }
+Place known_place_of(const void* /*pointer*/) { return {}; }
 void check_stream(Device /*device*/, Stream /*stream*/) { refuse("device"); }
 
 }  // namespace octavo::device

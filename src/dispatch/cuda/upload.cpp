@@ -87,7 +87,7 @@ void Upload::send_step(const detail::PlanData& plan, std::int32_t first_entry,
                        std::int32_t num_entries, Staging& staging, Stream stream) {
   std::byte* place = staging.memory.data();
   const auto put = [&](const std::int32_t* values, std::size_t count) {
-    std::memcpy(place, values, count * kInt);
+    if (count > 0) std::memcpy(place, values, count * kInt);
     const auto* sent = reinterpret_cast<const std::int32_t*>(place);
     place += aligned(count * kInt);
     return sent;
