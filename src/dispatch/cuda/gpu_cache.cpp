@@ -50,7 +50,7 @@ class CudaCache final : public GpuCache {
   }
 
   void append(const kernels::AppendParams& params, Stream stream) override {
-    device::check(kernels::cuda::append(params, stream.handle), "append");
+    device::check(kernels::cuda::append(params, append_overlaps_, stream.handle), "append");
     device::sync_if_asked(stream, "append");
   }
 
@@ -72,6 +72,7 @@ class CudaCache final : public GpuCache {
   std::byte* workspace_ = nullptr;
   std::size_t workspace_bytes_ = 0;
   BackendCalls backends_;
+  bool append_overlaps_ = kernels::cuda::append_may_overlap();
 };
 
 }  // namespace

@@ -150,7 +150,7 @@ class CudaWorkspace final : public GpuWorkspace {
   }
 
   void append(const kernels::AppendParams& params, Stream stream) override {
-    device::check(kernels::cuda::append(params, stream.handle), "append");
+    device::check(kernels::cuda::append(params, append_overlaps_, stream.handle), "append");
     device::sync_if_asked(stream, "append");
   }
 
@@ -174,6 +174,7 @@ class CudaWorkspace final : public GpuWorkspace {
   kernels::cuda::PlannedStep arrays_;
   std::size_t scratch_offset_ = 0;
   BackendCalls backends_;
+  bool append_overlaps_ = kernels::cuda::append_may_overlap();
 };
 
 }  // namespace

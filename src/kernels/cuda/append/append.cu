@@ -3,18 +3,23 @@
 // one token's K or V: it loads them and, at the same time, the token's slot, which the step's own
 // kernel has found for all layers; then it writes. What is not aligned, not dense or of another
 // dtype than the cache goes element by element.
+//
+// The kernels over vectors may be launched while what is ahead of them still runs
+// (programmatic dependent launch), which hides most of a short launch. Tokens, slots and the cache
+// may be that work's results, so the wait for it is the first thing that they do.
 #include "kernels/cuda/append/append.h"
 
-#include <cstdlib>
-#include <string>
-
-#include "kernels/cuda/append/tokens.cuh"
+#include "kernels/cuda/append/rows.cuh"
 #include "kernels/cuda/common/elements.cuh"
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/common/step.cuh"
 
 namespace octavo::kernels::cuda {
 namespace {
+
+constexpr int kCopiedRows = 2;  // in flight a thread
+constexpr int kTurningThreads = 128;
+constexpr std::int64_t kFewTokens = 1024;
 
 /// RoPE's frequencies are kernel parameters: few where few suffice, since large parameters make
 /// short launches slower.
@@ -24,86 +29,14 @@ struct Frequencies {
   double values[kPairs];
 };
 
-__device__ void wait_for_inputs() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-/// Rows threadIdx.y, threadIdx.y + blockDim.y … of one side of a token, kRows of them in flight.
-/// The first of them are asked for before the token's slot is looked at.
-template <int kRows>
-struct RowsInFlight {
-  uint4 bits[kRows];
-
-  /// `left` rows of the side are there from this thread's on; `from` moves on.
-  __device__ void load(const std::byte*& from, std::int64_t step, int left) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r, from += step) {
-      if (r * static_cast<int>(blockDim.y) < left) bits[r] = load_vector(from);
-    }
-  }
-};
-
-template <bool kStream>
-__device__ void store_row(std::byte* to, uint4 bits) {
-  if constexpr (kStream) {
-    __stcs(reinterpret_cast<uint4*>(to), bits);
-  } else {
-    store_vector(to, bits);
-  }
-}
-
-/// Slots behind a token, this thread's rows and column of them.
-__device__ void clear_behind(const AppendSide& side, std::byte* to, std::int32_t num_clear) {
-#pragma unroll 1
-  for (std::int32_t s = 1; s <= num_clear; ++s) {
-    to += side.to_slot_stride;
-#pragma unroll 1
-    for (auto row = static_cast<int>(threadIdx.y); row < side.num_rows;
-         row += static_cast<int>(blockDim.y)) {
-      store_vector(to + row * side.to_row_stride, uint4{});
-    }
-  }
-}
-
-template <int kRows, bool kStream>
-__device__ void copy_rows(const VectorAppend& p, const AppendSide& side, std::int64_t token) {
-  const std::int64_t column = std::int64_t{threadIdx.x} * kVectorBytes;
-  const auto first = static_cast<int>(threadIdx.y);
-  const auto apart = static_cast<int>(blockDim.y);
-  const std::int64_t from_step = apart * side.from_row_stride;
-  const std::int64_t to_step = apart * side.to_row_stride;
-  const std::byte* from = rows_from(p, side, token) + column + first * side.from_row_stride;
-  int left = side.num_rows - first;
-  const TokenSlot slot = load_slot(p.slots + token);
-  const std::int32_t num_tokens = *p.num_tokens;
-  RowsInFlight<kRows> rows;
-  rows.load(from, from_step, left);
-  if (token >= num_tokens || slot.page < 0) return;
-  std::byte* const behind = rows_to(side, slot) + column;
-  std::byte* to = behind + first * side.to_row_stride;
-  while (true) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r, to += to_step) {
-      if (r * apart < left) store_row<kStream>(to, rows.bits[r]);
-    }
-    left -= kRows * apart;
-    if (left <= 0) break;
-    rows.load(from, from_step, left);
-  }
-  if (slot.num_clear > 0) clear_behind(side, behind, slot.num_clear);
-}
-
 /// Blocks are [columns, rows, tokens]; grids [tokens, K or V].
-template <int kRows, bool kWaits, bool kStream>
 __global__ void __launch_bounds__(kAppendThreads)
     append_kernel(const __grid_constant__ VectorAppend p) {
-  if constexpr (kWaits) wait_for_inputs();
+  wait_for_inputs();
   const AppendSide& side = p.sides[blockIdx.y];
   const std::int64_t token = std::int64_t{blockIdx.x} * blockDim.z + threadIdx.z;
   if (token >= p.max_tokens || threadIdx.x >= side.num_columns) return;
-  copy_rows<kRows, kStream>(p, side, token);
+  copy_rows<kCopiedRows>(p, side, token);
 }
 
 /// The turns of a token in shared memory: two of them in 16 bytes, the twos of a column (which
@@ -149,7 +82,7 @@ __device__ void turn_rows(RowsInFlight<kRows>& first, RowsInFlight<kRows>& secon
 
 /// As append_kernel; K's rows are heads. In the half style a column of the turned part is two
 /// vectors, pairs' halves apart.
-template <typename T, bool kHalf, int kRows, int kPairs, bool kWaits>
+template <typename T, bool kHalf, int kRows, int kPairs>
 __global__ void __launch_bounds__(kAppendThreads)
     append_turned_kernel(const __grid_constant__ VectorAppend p,
                          const __grid_constant__ VectorRope rope,
@@ -157,13 +90,12 @@ __global__ void __launch_bounds__(kAppendThreads)
   constexpr int kSize = Vector<T>::kSize;
   constexpr int kPairsOfColumn = kHalf ? kSize : kSize / 2;
   extern __shared__ __align__(16) Turn turns_smem[];  // [tokens of the block, pairs]
-  if constexpr (kWaits) wait_for_inputs();
+  wait_for_inputs();
   const std::int64_t token = std::int64_t{blockIdx.x} * blockDim.z + threadIdx.z;
   const bool is_token = token < p.max_tokens;
   const auto column = static_cast<int>(threadIdx.x);
   if (blockIdx.y == 1) {
-    if (is_token && column < p.sides[1].num_columns)
-      copy_rows<2 * kRows, false>(p, p.sides[1], token);
+    if (is_token && column < p.sides[1].num_columns) copy_rows<2 * kRows>(p, p.sides[1], token);
     return;
   }
   const AppendSide& side = p.sides[0];
@@ -329,142 +261,104 @@ void cut_anew(AppendSide& side, std::int32_t columns) {
   side.from_row_stride = side.to_row_stride = std::int64_t{columns} * kVectorBytes;
 }
 
-struct Tuning {
-  int rows = 4, turned_rows = 2, threads = 256, turned_threads = 256, few = 1024, small_rows = 1;
-  bool waits = false, streams = false;
-};
-const Tuning& tuning() {
-  static const Tuning t = [] {
-    Tuning t;
-    const char* value = std::getenv("OCTAVO_APPEND");
-    if (value != nullptr) {
-      int waits = 0, streams = 0;
-      std::sscanf(value, "%d,%d,%d,%d,%d,%d,%d,%d", &t.rows, &t.turned_rows, &t.threads,
-                  &t.turned_threads, &t.few, &t.small_rows, &waits, &streams);
-      t.waits = waits != 0;
-      t.streams = streams != 0;
-    }
-    return t;
-  }();
-  return t;
-}
-
+/// How a launch is made: `few` tokens are spread over as many blocks as there are tokens.
 struct Launch {
-  dim3 grid, block;
-  std::size_t smem;
-  CUstream_st* stream;
-  bool waits;
+  bool few = false;
+  bool overlaps = false;
+  CUstream_st* stream = nullptr;
 };
-template <typename... Params, typename... Args>
-void launch(void (*kernel)(Params...), const Launch& l, const Args&... args) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = l.grid;
-  config.blockDim = l.block;
-  config.dynamicSmemBytes = l.smem;
-  config.stream = l.stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = l.waits ? 1 : 0;
-  static_cast<void>(cudaLaunchKernelEx(&config, kernel, args...));
-}
 
-/// `rows` in flight a thread.
-dim3 block_for(const VectorAppend& p, int rows, int threads, bool few) {
+/// Blocks of about `threads` threads which have `rows` rows in flight each.
+template <typename... Params, typename... Args>
+void launch(void (*kernel)(Params...), const VectorAppend& p, int rows, int threads,
+            std::size_t smem_per_token, const Launch& how, const Args&... args) {
   const auto x = static_cast<unsigned>(max(p.sides[0].num_columns, p.sides[1].num_columns));
   const auto most = static_cast<unsigned>(max(p.sides[0].num_rows, 1));
   unsigned y = (most + static_cast<unsigned>(rows) - 1) / static_cast<unsigned>(rows);
   y = max(1U, min(y, unsigned{kAppendThreads} / x));
-  const unsigned z = few ? 1U : max(1U, min(static_cast<unsigned>(threads) / (x * y), 64U));
-  return {x, y, z};
-}
-
-template <int kRows, bool kStream>
-void launch_copy(const VectorAppend& p, const Tuning& t, bool few, CUstream_st* stream) {
-  Launch l{{}, block_for(p, kRows, t.threads, few), 0, stream, t.waits};
-  l.grid = dim3(grid_for(p.max_tokens, l.block.z), 2);
-  if (t.waits) {
-    launch(append_kernel<kRows, true, kStream>, l, p);
-  } else {
-    launch(append_kernel<kRows, false, kStream>, l, p);
-  }
+  const unsigned z = how.few ? 1U : max(1U, min(static_cast<unsigned>(threads) / (x * y), 64U));
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid_for(p.max_tokens, z), 2);
+  config.blockDim = dim3(x, y, z);
+  config.dynamicSmemBytes = z * smem_per_token;
+  config.stream = how.stream;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = how.overlaps ? 1 : 0;
+  static_cast<void>(cudaLaunchKernelEx(&config, kernel, p, args...));
 }
 
 template <typename T, bool kHalf, int kRows, int kPairs>
-void launch_turned(const VectorAppend& p, const RopeParams& rope, const Tuning& t, bool few,
-                   CUstream_st* stream) {
+void launch_turned(const VectorAppend& p, const RopeParams& rope, const Launch& how) {
   Frequencies<kPairs> frequencies{};
   fill_frequencies(rope, frequencies.values);
   const VectorRope turned{rope.cos, rope.sin, rope.num_table_positions, rope.positions,
                           rope.rotary_dim};
-  Launch l{{}, block_for(p, kRows, t.turned_threads, few), 0, stream, t.waits};
-  l.grid = dim3(grid_for(p.max_tokens, l.block.z), 2);
-  l.smem = l.block.z * static_cast<std::size_t>(rope.rotary_dim / 2) * sizeof(Turn);
-  if (t.waits) {
-    launch(append_turned_kernel<T, kHalf, kRows, kPairs, true>, l, p, turned, frequencies);
-  } else {
-    launch(append_turned_kernel<T, kHalf, kRows, kPairs, false>, l, p, turned, frequencies);
-  }
+  launch(append_turned_kernel<T, kHalf, kRows, kPairs>, p, kRows, kTurningThreads,
+         static_cast<std::size_t>(rope.rotary_dim / 2) * sizeof(Turn), how, turned, frequencies);
 }
 
 template <typename T, bool kHalf>
-void launch_turned(VectorAppend p, const RopeParams& rope, CUstream_st* stream) {
-  const Tuning& t = tuning();
-  const bool few = p.max_tokens <= t.few;
+void launch_turned(VectorAppend p, const RopeParams& rope, const Launch& how) {
   AppendSide& k = p.sides[0];
   if (kHalf) k.num_columns -= rope.rotary_dim / 2 / Vector<T>::kSize;
   cut_anew(p.sides[1], k.num_columns);
-  const int rows = few ? t.small_rows : t.turned_rows;
-  if (rope.rotary_dim / 2 <= kFewPairs) {
-    if (rows == 1) return launch_turned<T, kHalf, 1, kFewPairs>(p, rope, t, few, stream);
-    if (rows == 4) return launch_turned<T, kHalf, 4, kFewPairs>(p, rope, t, few, stream);
-    return launch_turned<T, kHalf, 2, kFewPairs>(p, rope, t, few, stream);
+  if (rope.rotary_dim / 2 > kFewPairs) {
+    launch_turned<T, kHalf, 2, kMaxRotaryPairs>(p, rope, how);
+  } else if (how.few) {
+    launch_turned<T, kHalf, 1, kFewPairs>(p, rope, how);
+  } else {
+    launch_turned<T, kHalf, 2, kFewPairs>(p, rope, how);
   }
-  launch_turned<T, kHalf, 2, kMaxRotaryPairs>(p, rope, t, few, stream);
 }
 
-void launch_vectors(const AppendParams& params, std::int64_t max_tokens, CUstream_st* stream) {
+void launch_vectors(const AppendParams& params, std::int64_t max_tokens, bool overlaps,
+                    CUstream_st* stream) {
   VectorAppend p{.sides = {side_of(params, true), side_of(params, false)},
                  .slots = params.batch.token_slots,
                  .indices = params.k_layout.ragged ? nullptr : params.batch.token_indices,
                  .num_tokens = params.batch.token_offsets + params.batch.num_seqs,
                  .max_tokens = max_tokens};
+  const Launch how{.few = max_tokens <= kFewTokens, .overlaps = overlaps, .stream = stream};
   if (params.rope.rotary_dim > 0) {
     const bool half = params.rope.style == RopeStyle::Half;
     if (params.kv.dtype == DType::F32) {
-      half ? launch_turned<float, true>(p, params.rope, stream)
-           : launch_turned<float, false>(p, params.rope, stream);
+      half ? launch_turned<float, true>(p, params.rope, how)
+           : launch_turned<float, false>(p, params.rope, how);
     } else if (params.kv.dtype == DType::F16) {
-      half ? launch_turned<__half, true>(p, params.rope, stream)
-           : launch_turned<__half, false>(p, params.rope, stream);
+      half ? launch_turned<__half, true>(p, params.rope, how)
+           : launch_turned<__half, false>(p, params.rope, how);
     } else {
-      half ? launch_turned<__nv_bfloat16, true>(p, params.rope, stream)
-           : launch_turned<__nv_bfloat16, false>(p, params.rope, stream);
+      half ? launch_turned<__nv_bfloat16, true>(p, params.rope, how)
+           : launch_turned<__nv_bfloat16, false>(p, params.rope, how);
     }
     return;
   }
   for (AppendSide& side : p.sides) cut_anew(side, static_cast<std::int32_t>(kWarp));
-  const Tuning& t = tuning();
-  const bool few = max_tokens <= t.few;
-  const int rows = few ? t.small_rows : t.rows;
-  if (t.streams) {
-    if (rows == 2) return launch_copy<2, true>(p, t, few, stream);
-    return launch_copy<4, true>(p, t, few, stream);
-  }
-  if (rows == 1) return launch_copy<1, false>(p, t, few, stream);
-  if (rows == 2) return launch_copy<2, false>(p, t, few, stream);
-  if (rows == 8) return launch_copy<8, false>(p, t, few, stream);
-  launch_copy<4, false>(p, t, few, stream);
+  launch(append_kernel, p, kCopiedRows, kAppendThreads, 0, how);
 }
 
 }  // namespace
 
-int append(const AppendParams& p, CUstream_st* stream) {
+bool append_may_overlap() {
+  // Before 12.3 a launch that overlaps could not be captured.
+  constexpr int kLeastDriver = 12'030;
+  constexpr int kLeastPtx = 90;
+  int driver = 0;
+  cudaFuncAttributes attributes{};
+  const bool known = cudaDriverGetVersion(&driver) == cudaSuccess &&
+                     cudaFuncGetAttributes(&attributes, append_kernel) == cudaSuccess;
+  static_cast<void>(cudaGetLastError());
+  return known && driver >= kLeastDriver && attributes.ptxVersion >= kLeastPtx;
+}
+
+int append(const AppendParams& p, bool overlaps, CUstream_st* stream) {
   const std::int64_t tokens = min(std::int64_t{p.batch.num_tokens}, p.batch.max_token_slots);
   if (tokens == 0) return 0;
   if (fits_vectors(p)) {
-    launch_vectors(p, tokens, stream);
+    launch_vectors(p, tokens, overlaps, stream);
   } else {
     Frequencies<kMaxRotaryPairs> frequencies{};
     if (p.rope.rotary_dim > 0) fill_frequencies(p.rope, frequencies.values);
