@@ -5,8 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/error.h"
-
 namespace octavo::dispatch {
 namespace {
 
@@ -60,32 +58,29 @@ Upload::Upload(const CacheConfig& config, std::int32_t max_pages_per_seq)
   const std::size_t bytes =
       copies_offset_ + static_cast<std::size_t>(copies_per_upload_) * sizeof(PageCopy);
   const device::DeviceGuard guard(config.device);
-  for (Staging& staging : ring_) {
-    staging.memory = device::PinnedBuffer(config.device, bytes, "upload ring");
-    staging.used = device::Event::make();
-  }
-}
-
-Upload::~Upload() {
-  for (Staging& staging : ring_) {
-    try {
-      staging.used.wait();
-    } catch (const Error&) {
-      // The device failed: whoever enqueues next is told.
+  for (Half& half : ring_) {
+    for (device::PinnedBuffer& buffer : half.buffers) {
+      buffer = device::PinnedBuffer(config.device, bytes, "upload ring");
     }
+    half.used = device::Event::make();
   }
 }
 
-Upload::Staging& Upload::next_staging() {
-  newest_ = (newest_ + 1) % kRing;
-  ring_[newest_].used.wait();
-  return ring_[newest_];
+/// A host that is at most kHalf buffers ahead of the device waits for nothing.
+std::byte* Upload::next_buffer(Stream stream) {
+  newest_ = (newest_ + 1) % (ring_.size() * kHalf);
+  Half& half = ring_[newest_ / kHalf];
+  if (newest_ % kHalf == 0) {
+    ring_[1 - newest_ / kHalf].used.record(stream);  // behind all that was enqueued from it
+    half.used.wait();
+  }
+  return half.buffers[newest_ % kHalf].data();
 }
 
 /// Sends the step with `num_entries` of its entries.
 void Upload::send_step(const detail::PlanData& plan, std::int32_t first_entry,
-                       std::int32_t num_entries, Staging& staging, Stream stream) {
-  std::byte* place = staging.memory.data();
+                       std::int32_t num_entries, std::byte* buffer, Stream stream) {
+  std::byte* place = buffer;
   const auto put = [&](const std::int32_t* values, std::size_t count) {
     if (count > 0) std::memcpy(place, values, count * kInt);
     const auto* sent = reinterpret_cast<const std::int32_t*>(place);
@@ -110,8 +105,8 @@ void Upload::send_step(const detail::PlanData& plan, std::int32_t first_entry,
 }
 
 void Upload::send_copies(std::span<const PageCopy> copies, const GpuStorage& storage,
-                         Staging& staging, Stream stream) {
-  auto* list = reinterpret_cast<PageCopy*>(staging.memory.data() + copies_offset_);
+                         std::byte* buffer, Stream stream) {
+  auto* list = reinterpret_cast<PageCopy*>(buffer + copies_offset_);
   std::copy(copies.begin(), copies.end(), list);
   kernels::cuda::PageCopyParams params{.num_layers = config_.num_layers,
                                        .k = storage.pages.k,
@@ -141,17 +136,16 @@ void Upload::begin(const detail::PlanData& plan, const GpuStorage& storage, Stre
   std::span<const PageCopy> copies(plan.copies);
   bool first = true;
   while (first || entry < all_entries || !copies.empty()) {
-    Staging& staging = next_staging();
+    std::byte* const buffer = next_buffer(stream);
     if (first || entry < all_entries) {
       const std::int32_t num_entries = std::min(all_entries - entry, entries_per_upload_);
-      send_step(plan, entry, num_entries, staging, stream);
+      send_step(plan, entry, num_entries, buffer, stream);
       entry += num_entries;
     }
     const std::size_t num_copies =
         std::min(copies.size(), static_cast<std::size_t>(copies_per_upload_));
-    send_copies(copies.first(num_copies), storage, staging, stream);
+    send_copies(copies.first(num_copies), storage, buffer, stream);
     copies = copies.subspan(num_copies);
-    staging.used.record(stream);
     first = false;
   }
   device::sync_if_asked(stream, "begin");
