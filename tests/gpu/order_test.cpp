@@ -74,7 +74,8 @@ class GpuOrder : public GpuTest {
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
   }
   void TearDown() override {
-    if (stream_ != nullptr) EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
+    if (stream_ == nullptr) return;
+    EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
   }
   void synchronize() const { ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess); }
 
