@@ -85,6 +85,9 @@ struct StepLengths {
   StepBatch batch;  ///< In host memory; not looked at when bounded.
   bool bounded = false;
   StepMaxima maxima = {};  ///< When bounded.
+  /// Where each sequence lies in one page: batch row b in page first_page + b. -1: not so, or not
+  /// known, or not to be used, since the call is captured and replayed with other pages.
+  std::int32_t first_page = -1;
 };
 
 /// A step over a cache of the caller's in device memory, where the host has seen no length.
