@@ -41,7 +41,7 @@ class Upload {
   CacheConfig config_;
   std::int32_t entries_per_upload_;
   std::int32_t copies_per_upload_;
-  std::size_t copies_offset_ = 0;  // in a staging buffer, bytes
+  std::size_t copies_offset_ = 0;  // in a buffer, bytes
   CopyGroups groups_;
   std::array<Half, 2> ring_;
   std::size_t newest_ = 2 * kHalf - 1;  // of the ring's buffers
