@@ -36,7 +36,7 @@ ROOMS = [
     room("src/cache", ["src/base"], ["fmt"]),
     room("src/plan", ["src/base", "src/cache"], ["fmt"]),
     room("src/device", ["src/base"], ["fmt", "posix"]),
-    room("src/device/cuda", ["src/base", "src/device"], ["fmt", "cuda"]),
+    room("src/device/cuda", ["src/base", "src/device"], ["fmt", "cuda", "posix"]),
     room("src/kernels", ["src/base"]),  # the parameter structs that dispatch fills
     room("src/kernels/cpu", ["src/base", "src/device", "src/kernels/params.h"],
          ["fmt", "highway", "openmp"]),
@@ -88,7 +88,7 @@ LIBRARIES = {
     "dlpack": r"dlpack/dlpack\.h",
     "cuda": r"cuda.*\.h|cublasLt\.h|mma\.h|cooperative_groups.*",
     "cudnn": r"cudnn.*",
-    "posix": r"(dlfcn|fcntl|unistd|sched|pthread|poll|spawn|signal)\.h|sys/.*\.h",
+    "posix": r"(dlfcn|fcntl|link|unistd|sched|pthread|poll|spawn|signal)\.h|sys/.*\.h",
 }
 
 STANDARD = re.compile(r"[a-z_]+|std(int|def|lib|io|arg)\.h|(string|math|float|errno|limits)\.h")

@@ -68,9 +68,9 @@ struct LayerInputs {
   const float* alibi_slopes = nullptr;  ///< [num_q_heads]: -slope * |p - j| joins the logit.
   const Rope* rope =
       nullptr;  ///< Rotates q and the new K; K is stored rotated. Null: neither is touched.
-  /// [num_tokens], packed in batch order, for RoPE alone; null: the plan's. The CPU refuses those
-  /// below 0 and beyond the tables. In a GPU's memory nobody reads them before the kernels, which
-  /// take the tables' nearest row for a position beyond them.
+  /// [num_tokens] (with `maxima`: theirs), packed in batch order, for RoPE alone; null: the plan's.
+  /// The CPU refuses those below 0 and beyond the tables. In a GPU's memory nobody reads them
+  /// before the kernels, which take the tables' nearest row for a position beyond them.
   const std::int32_t* positions = nullptr;
   /// What the call is sized by instead of the step, which must lie within: on a GPU the call then
   /// serves every such step, so that a graph it is captured into can be replayed (GraphedStep does

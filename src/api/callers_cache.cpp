@@ -80,6 +80,11 @@ void check_table(const KvView& cache, const StepArrays& step) {
   }
   if (cache.k.shape[1] == 0 && step.num_seqs > 0)
     base::throw_mismatch("cache.k.shape[1]", "at least 1 slot", 0);
+  const Device device = cache.k.device;
+  api::check_pointer("step.token_offsets", step.token_offsets, device);
+  api::check_pointer("step.kv_lens", step.kv_lens, device);
+  api::check_pointer("cache.page_table", cache.page_table, device);
+  api::check_pointer("cache.row_indices", cache.row_indices, device);
 }
 
 kernels::StepBatch batch_of(const KvView& cache, const StepArrays& step) {
@@ -160,10 +165,6 @@ kernels::StepBatch checked_lengths(const KvView& cache, const StepArrays& step) 
 
 kernels::StepBatch device_lengths(const KvView& cache, const StepArrays& step) {
   check_table(cache, step);
-  const Device device = cache.k.device;
-  check_pointer("step.kv_lens", step.kv_lens, device);
-  check_pointer("cache.page_table", cache.page_table, device);
-  check_pointer("cache.row_indices", cache.row_indices, device);
   return batch_of(cache, step);
 }
 

@@ -47,6 +47,19 @@ StepBatches batches_of(const detail::CacheImpl& impl, const StepShape& shape) {
   return {batch, impl.begun_host_batch()};
 }
 
+/// Of a contiguous cache whose sequences lie one behind the other, as StepLengths says.
+std::int32_t first_page_of(const detail::CacheImpl& impl, const StepShape& shape, Stream stream) {
+  if (impl.gpu == nullptr || shape.bounded || impl.config.kind != CacheKind::Contiguous) return -1;
+  const detail::PlanData& plan = *impl.begun.data();
+  // Of a contiguous cache an entry is a sequence's page; sequences without new tokens have none.
+  if (plan.entries.empty() || plan.entries.size() != plan.ids.size()) return -1;
+  const std::int32_t first = plan.entries[0];
+  for (std::size_t b = 0; b < plan.entries.size(); ++b) {
+    if (plan.entries[b] != first + static_cast<std::int32_t>(b)) return -1;
+  }
+  return device::is_captured(stream) ? -1 : first;
+}
+
 }  // namespace
 
 void check_cache(const KvCache& cache, const CacheConfig& expected, std::int32_t layer) {
@@ -87,6 +100,7 @@ LayerCall::LayerCall(const AttentionConfig& config, detail::CacheImpl& impl, std
       pages_(impl.pages_of_layer(layer)) {
   if (inputs.maxima != nullptr) lengths_.maxima = *inputs.maxima;
   if (impl.gpu != nullptr) device::check_stream(impl.config.device, stream);
+  lengths_.first_page = first_page_of(impl, shape_, stream);
 }
 
 void LayerCall::check_append() {

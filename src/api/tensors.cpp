@@ -37,15 +37,18 @@ bool is_empty(const ConstTensorView& tensor) {
 
 }  // namespace
 
-void check_pointer(const char* name, const void* pointer, Device device) {
-  if (pointer == nullptr || device.type == DeviceType::Cpu) return;
-  const device::Place place = device::place_of(pointer);
-  const bool fits = place.type == device.type && (place.managed || place.index == device.index);
-  if (fits) return;
-  base::throw_mismatch(name, fmt::format("memory of {}", device_text(device)),
-                       place.type == DeviceType::Cpu
-                           ? std::string("memory of the host")
-                           : fmt::format("memory of {}", device_text({place.type, place.index})));
+void check_pointer(const char* name, const void* pointer, Device device, const char* member) {
+  if (pointer == nullptr) return;
+  const bool on_host = device.type == DeviceType::Cpu;
+  const device::Place place = on_host ? device::known_place_of(pointer) : device::place_of(pointer);
+  if (place.managed) return;
+  if (place.type == device.type && (on_host || place.index == device.index)) return;
+  const auto memory_of = [](Device where) {
+    return "memory of " +
+           (where.type == DeviceType::Cpu ? std::string("the host") : device_text(where));
+  };
+  base::throw_mismatch(fmt::format("{}{}", name, member), memory_of(device),
+                       memory_of({place.type, place.index}));
 }
 
 void check_tensor(const char* name, const ConstTensorView& tensor, std::int32_t rank,
@@ -69,9 +72,7 @@ void check_tensor(const char* name, const ConstTensorView& tensor, std::int32_t 
                          fmt::format("a multiple of {} bytes", element),
                          fmt::format("{} beyond one", beyond));
   }
-  if (device.type == DeviceType::Cuda) {
-    check_pointer(fmt::format("{}.data", name).c_str(), tensor.data, device);
-  }
+  check_pointer(name, tensor.data, device, ".data");
 }
 
 void check_extent(const char* name, const ConstTensorView& tensor, std::int32_t axis,

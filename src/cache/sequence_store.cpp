@@ -28,10 +28,6 @@ SequenceStore::SequenceStore(const StoreConfig& config)
   pending_copies_.reserve(free_rows_.size());
 }
 
-std::int32_t* SequenceStore::table_row(std::int32_t row) const {
-  return table_.get() + static_cast<std::int64_t>(row) * max_pages_per_seq_;
-}
-
 std::int32_t SequenceStore::require_row(SequenceId id, const char* argument) const {
   const std::int32_t row = ids_.find(id);
   if (row == IdMap::kNone) base::throw_mismatch(argument, "the id of a live sequence", id);
@@ -44,10 +40,6 @@ std::int32_t SequenceStore::length(SequenceId id) const {
 
 std::span<const std::int32_t> SequenceStore::pages(SequenceId id) const {
   return pages_of_row(require_row(id, "id"));
-}
-
-std::span<const std::int32_t> SequenceStore::pages_of_row(std::int32_t row) const {
-  return {table_row(row), static_cast<std::size_t>(sequence(row).num_pages)};
 }
 
 std::vector<SequenceId> SequenceStore::sequence_ids() const {

@@ -79,7 +79,9 @@ class SequenceStore {
   [[nodiscard]] bool contains(SequenceId id) const { return ids_.find(id) != IdMap::kNone; }
   [[nodiscard]] std::int32_t length(SequenceId id) const;
   [[nodiscard]] std::span<const std::int32_t> pages(SequenceId id) const;
-  [[nodiscard]] std::span<const std::int32_t> pages_of_row(std::int32_t row) const;
+  [[nodiscard]] std::span<const std::int32_t> pages_of_row(std::int32_t row) const {
+    return {table_row(row), static_cast<std::size_t>(sequence(row).num_pages)};
+  }
   [[nodiscard]] std::vector<SequenceId> sequence_ids() const;
   [[nodiscard]] std::int32_t num_seqs() const {
     return config_.max_num_seqs - static_cast<std::int32_t>(free_rows_.size());
@@ -119,7 +121,9 @@ class SequenceStore {
   [[nodiscard]] const Sequence& sequence(std::int32_t row) const {
     return sequences_[static_cast<std::size_t>(row)];
   }
-  [[nodiscard]] std::int32_t* table_row(std::int32_t row) const;
+  [[nodiscard]] std::int32_t* table_row(std::int32_t row) const {
+    return table_.get() + static_cast<std::int64_t>(row) * max_pages_per_seq_;
+  }
   std::int32_t start_sequence(SequenceId id);
   void end_sequence(std::int32_t row);
   void check_counts(std::span<const SequenceStep> step) const;

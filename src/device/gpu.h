@@ -134,6 +134,10 @@ struct Place {
 };
 Place place_of(const void* pointer);
 
+/// The same without starting CUDA where the process has not: for pointers that are to be the
+/// host's.
+Place known_place_of(const void* pointer);
+
 /// Whether work on the stream goes into a CUDA graph.
 bool is_captured(Stream stream);
 

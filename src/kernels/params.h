@@ -44,6 +44,25 @@ struct KvPages {
   std::int32_t page_size = 0;
 };
 
+/// Where a new token goes. The kernels that make a step on a GPU write one for each of its tokens,
+/// so that append finds it by one load in every layer.
+struct alignas(16) TokenSlot {
+  std::int32_t page = -1;      ///< -1: the token is not written.
+  std::int32_t slot = 0;       ///< Of the page.
+  std::int32_t position = 0;   ///< In its sequence.
+  std::int32_t num_clear = 0;  ///< Slots behind it, in the same page, to clear.
+
+  friend bool operator==(const TokenSlot&, const TokenSlot&) = default;
+};
+
+/// A new token's place in the step: batch row, and index among the row's new tokens.
+struct alignas(8) TokenIndex {
+  std::int32_t b = 0;
+  std::int32_t i = 0;
+
+  friend bool operator==(const TokenIndex&, const TokenIndex&) = default;
+};
+
 /// The step: which rows, how many tokens, how long.
 struct StepBatch {
   std::int32_t num_seqs = 0;
@@ -56,6 +75,9 @@ struct StepBatch {
   std::int64_t page_table_stride = 0;
   const std::int32_t* clear_lens =
       nullptr;  ///< [num_seqs] or null: nothing to clear behind the new end
+  const TokenSlot* token_slots = nullptr;     ///< [max_token_slots], packed order; on a GPU
+  const TokenIndex* token_indices = nullptr;  ///< Likewise.
+  std::int64_t max_token_slots = 0;           ///< No step has more tokens.
 };
 
 /// What the host knows of a step's lengths: each of them, or maxima alone.
@@ -63,6 +85,9 @@ struct StepLengths {
   StepBatch batch;  ///< In host memory; not looked at when bounded.
   bool bounded = false;
   StepMaxima maxima = {};  ///< When bounded.
+  /// Where each sequence lies in one page: batch row b in page first_page + b. -1: not so, or not
+  /// known, or not to be used, since the call is captured and replayed with other pages.
+  std::int32_t first_page = -1;
 };
 
 /// A step over a cache of the caller's in device memory, where the host has seen no length.

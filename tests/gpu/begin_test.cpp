@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// begin on the GPU: the upload ring, long page tables, page copies in their order, stream capture.
+// begin on the GPU: long page tables, page copies in their order, stream capture.
 #include "dispatch/cuda/copy_groups.h"
 #include "tests/gpu/twins.h"
 
@@ -33,8 +33,7 @@ AttentionConfig attention() {
   return a;
 }
 
-void append(Twins& twins, const std::vector<SequenceStep>& lines, std::uint64_t seed,
-            bool wait = true) {
+void append(Twins& twins, const std::vector<SequenceStep>& lines, std::uint64_t seed) {
   const auto [host_plan, gpu_plan] = twins.step(lines);
   for (std::int32_t layer = 0; layer < twins.host.config().num_layers; ++layer) {
     const TwinTensor k(DType::F16, {host_plan.num_tokens(), kHeads, kDim}, seed);
@@ -46,7 +45,7 @@ void append(Twins& twins, const std::vector<SequenceStep>& lines, std::uint64_t 
     inputs.k = k.on_gpu();
     inputs.v = v.on_gpu();
     Attention(attention(), twins.gpu.config()).append(gpu_plan, twins.gpu, layer, inputs);
-    if (wait) testkit::synchronize(kGpu);
+    testkit::synchronize(kGpu);
   }
 }
 
@@ -55,16 +54,6 @@ TEST_F(GpuTest, ATableOfMoreEntriesThanAnUploadArrives) {
   twins.poison();
   append(twins, {{1, 3}, {2, 90'000}, {3, 70'000}, {4, 1}}, 1);
   append(twins, {{3, 2}, {2, 1}, {4, 100}}, 2);
-  EXPECT_TRUE(twins.same_storage());
-}
-
-TEST_F(GpuTest, StepsBeyondTheRingWait) {
-  Twins twins(config_of(CacheKind::Paged, 4, 500, 1200));
-  twins.poison();
-  for (std::uint64_t i = 0; i < 40; ++i) {
-    append(twins, {{1, 1}, {2, 3}, {static_cast<SequenceId>(3 + i % 5), 2}}, i, false);
-  }
-  testkit::synchronize(kGpu);
   EXPECT_TRUE(twins.same_storage());
 }
 

@@ -12,10 +12,11 @@ namespace {
 std::atomic<int> memory_calls{0};
 std::atomic<int> waiting_calls{0};
 std::atomic<int> graph_launches{0};
+std::atomic<int> event_calls{0};
 
 }  // namespace
 
-CudaCalls cuda_calls() { return {memory_calls, waiting_calls, graph_launches}; }
+CudaCalls cuda_calls() { return {memory_calls, waiting_calls, graph_launches, event_calls}; }
 
 }  // namespace octavo::gpu_tests
 
@@ -49,4 +50,7 @@ OCTAVO_COUNT(waiting_calls, cudaMemset, (void* memory, int value, std::size_t by
              (memory, value, bytes))
 OCTAVO_COUNT(graph_launches, cudaGraphLaunch, (cudaGraphExec_t graph, cudaStream_t stream),
              (graph, stream))
+OCTAVO_COUNT(event_calls, cudaEventRecord, (cudaEvent_t event, cudaStream_t stream),
+             (event, stream))
+OCTAVO_COUNT(event_calls, cudaEventQuery, (cudaEvent_t event), (event))
 // NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)

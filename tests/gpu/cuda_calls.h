@@ -11,6 +11,7 @@ struct CudaCalls {
   int memory = 0;  ///< cudaMalloc, cudaFree and their kin.
   int waits = 0;   ///< cudaStreamSynchronize, cudaDeviceSynchronize, cudaMemcpy and their kin.
   int launches_of_graphs = 0;
+  int events = 0;  ///< cudaEventRecord and cudaEventQuery.
 };
 
 /// Since the program began.

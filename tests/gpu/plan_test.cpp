@@ -11,6 +11,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,12 +19,15 @@ namespace octavo::gpu_tests {
 namespace {
 
 using kernels::CallersStep;
+using kernels::TokenIndex;
+using kernels::TokenSlot;
 using kernels::cuda::Fault;
 using kernels::cuda::is_page;
 using kernels::cuda::length_fault;
 using kernels::cuda::offset_fault;
 using kernels::cuda::PlanFault;
 using kernels::cuda::PlannedStep;
+using kernels::cuda::slot_without_page;
 
 constexpr std::int32_t kNoPage = 2'147'480'000;
 
@@ -53,9 +57,24 @@ struct Arrays {
   }
 };
 
+/// What the kernel leaves as it was.
+constexpr std::int32_t kUntouched = 0x25A5A5A5;
+constexpr TokenSlot kNoSlot{kUntouched, kUntouched, kUntouched, kUntouched};
+constexpr TokenIndex kNoIndex{kUntouched, kUntouched};
+
 struct Planned {
+  explicit Planned(const CallersStep& step)
+      : token_offsets(static_cast<std::size_t>(step.batch.num_seqs) + 1, 0),
+        kv_lens(static_cast<std::size_t>(step.batch.num_seqs), 0),
+        rows(static_cast<std::size_t>(step.batch.num_seqs), 0),
+        faults(token_offsets.size()),
+        token_slots(static_cast<std::size_t>(step.maxima.num_tokens), kNoSlot),
+        token_indices(static_cast<std::size_t>(step.maxima.num_tokens), kNoIndex) {}
+
   std::vector<std::int32_t> token_offsets, kv_lens, rows;
   std::vector<PlanFault> faults;
+  std::vector<TokenSlot> token_slots;
+  std::vector<TokenIndex> token_indices;
 
   friend bool operator==(const Planned&, const Planned&) = default;
 };
@@ -64,8 +83,7 @@ struct Planned {
 Planned plan_on_host(const CallersStep& step) {
   const std::int32_t n = step.batch.num_seqs;
   const auto size = static_cast<std::size_t>(n);
-  Planned planned{std::vector<std::int32_t>(size + 1, 0), std::vector<std::int32_t>(size, 0),
-                  std::vector<std::int32_t>(size, 0), std::vector<PlanFault>(size + 1)};
+  Planned planned(step);
   for (std::int32_t b = 0; b < n && planned.faults[size].kind == Fault::None; ++b) {
     planned.faults[size] =
         offset_fault(step, b, step.batch.token_offsets[b], step.batch.token_offsets[b + 1]);
@@ -83,10 +101,21 @@ Planned plan_on_host(const CallersStep& step) {
       if (!is_page(step, page)) fault = {Fault::Page, i, page};
     }
     planned.faults[at] = fault;
-    if (has_tokens) planned.token_offsets[at + 1] = step.batch.token_offsets[b + 1];
-    if (!has_tokens || fault.kind != Fault::None || kv_len == 0) continue;
-    planned.kv_lens[at] = kv_len;
-    planned.rows[at] = row;
+    const bool good = has_tokens && fault.kind == Fault::None && kv_len > 0;
+    if (good) {
+      planned.kv_lens[at] = kv_len;
+      planned.rows[at] = row;
+    }
+    if (!has_tokens) continue;
+    const std::int32_t begin = step.batch.token_offsets[b];
+    const std::int32_t num_new = step.batch.token_offsets[b + 1] - begin;
+    planned.token_offsets[at + 1] = begin + num_new;
+    for (std::int32_t i = 0; i < num_new; ++i) {
+      TokenSlot slot = slot_without_page(step, good ? kv_len : 0, num_new, i);
+      if (slot.page >= 0) slot.page = page_of(step.batch, b, slot.position / step.page_size);
+      planned.token_slots[static_cast<std::size_t>(begin + i)] = slot;
+      planned.token_indices[static_cast<std::size_t>(begin + i)] = {b, i};
+    }
   }
   return planned;
 }
@@ -104,18 +133,18 @@ Planned plan_on_gpu(const Arrays& arrays) {
   step.batch.kv_lens = upload(arrays.kv_lens);
   step.batch.rows = upload(arrays.rows);
   step.batch.page_table = upload(arrays.table);
-  const std::size_t n = arrays.kv_lens.size();
-  Planned planned{std::vector<std::int32_t>(n + 1), std::vector<std::int32_t>(n),
-                  std::vector<std::int32_t>(n), std::vector<PlanFault>(n + 1)};
-  const auto room = [&](std::size_t bytes) {
-    memory.emplace_back(kGpu, std::max<std::size_t>(bytes, 4));
-    testkit::fill_device(kGpu, memory.back().data(), std::byte{0xA5}, memory.back().size());
-    return memory.back().data();
+  Planned planned(step);
+  const auto room = [&](auto& values) {
+    memory.emplace_back(kGpu, std::max<std::size_t>(values.size() * sizeof(values[0]), 4));
+    memory.back().upload(values.data(), values.size() * sizeof(values[0]));
+    return reinterpret_cast<std::remove_reference_t<decltype(values[0])>*>(memory.back().data());
   };
-  const PlannedStep to{.token_offsets = reinterpret_cast<std::int32_t*>(room((n + 1) * 4)),
-                       .kv_lens = reinterpret_cast<std::int32_t*>(room(n * 4)),
-                       .rows = reinterpret_cast<std::int32_t*>(room(n * 4)),
-                       .faults = reinterpret_cast<PlanFault*>(room((n + 1) * sizeof(PlanFault)))};
+  const PlannedStep to{.token_offsets = room(planned.token_offsets),
+                       .kv_lens = room(planned.kv_lens),
+                       .rows = room(planned.rows),
+                       .faults = room(planned.faults),
+                       .token_slots = room(planned.token_slots),
+                       .token_indices = room(planned.token_indices)};
   EXPECT_EQ(kernels::cuda::plan_step(step, to, nullptr), 0);
   const auto read = [&](auto& values, const void* from) {
     if (!values.empty())
@@ -125,6 +154,8 @@ Planned plan_on_gpu(const Arrays& arrays) {
   read(planned.kv_lens, to.kv_lens);
   read(planned.rows, to.rows);
   read(planned.faults, to.faults);
+  read(planned.token_slots, to.token_slots);
+  read(planned.token_indices, to.token_indices);
   return planned;
 }
 
@@ -195,6 +226,16 @@ TEST_P(DevicePlan, IsTheHostPlanners) {
     }
   }
   EXPECT_TRUE(got == plan_on_host(arrays.step()));
+  std::size_t token = 0;
+  for (std::int32_t b = 0; b < plan.num_seqs(); ++b) {
+    const auto at = static_cast<std::size_t>(b);
+    for (std::int32_t i = 0; i < plan.token_offsets()[at + 1] - plan.token_offsets()[at]; ++i) {
+      const TokenSlot& slot = got.token_slots[token++];
+      ASSERT_EQ(std::int64_t{slot.page} * plan.page_size() + slot.slot, plan.slot(b, i));
+      ASSERT_EQ(slot.position, plan.position(b, i));
+    }
+  }
+  ASSERT_EQ(token + 5, got.token_slots.size());  // padding
 }
 
 TEST_P(DevicePlan, TakesOutTheSequencesThatAreWrong) {
@@ -216,6 +257,9 @@ TEST_P(DevicePlan, TakesOutTheSequencesThatAreWrong) {
         break;
       case 3:
         arrays.table[static_cast<std::size_t>(arrays.rows[b] * width)] = arrays.num_pages;
+        break;
+      case 4:  // no fault: new tokens before the sequence are not written
+        arrays.kv_lens[b] = 1;
         break;
       default:
         break;
@@ -239,6 +283,14 @@ INSTANTIATE_TEST_SUITE_P(Sizes, DevicePlan,
                                            Size{7, 16, 5'000}, Size{33, 64, 1'000},
                                            Size{256, 16, 4'096}, Size{1'000, 7, 300},
                                            Size{10'000, 16, 128}));
+
+TEST(PlanRules, PutNoTokenBeforeTheSequence) {
+  CallersStep step;
+  step.page_size = 2;
+  EXPECT_TRUE(slot_without_page(step, 3, 4, 0) == TokenSlot{});
+  EXPECT_TRUE(slot_without_page(step, 3, 4, 3) == (TokenSlot{0, 0, 2, 0}));
+  EXPECT_TRUE(slot_without_page(step, 0, 1, 0) == TokenSlot{});
+}
 
 // One sequence of 3 tokens, 1 of them new, in a pool of 4 pages of 2 slots.
 Arrays small() {

@@ -131,6 +131,17 @@ TEST_F(GpuLayer, BackendsOfTheHostSayThatTheyAre) {
               HasSubstr("missing: device cuda"));
 }
 
+TEST_F(GpuLayer, NamesPointersOfAnotherGpu) {
+  constexpr Device kOther{DeviceType::Cuda, 1};
+  if (!testkit::device_trouble(kOther).empty()) GTEST_SKIP() << "needs two GPUs";
+  const testkit::DeviceMemory other(kOther, 4096);
+  inputs_.v.data = other.data();
+  EXPECT_EQ(forward(), "v.data: wanted memory of cuda:0, got memory of cuda:1");
+  inputs_.v = q_->on_gpu();
+  inputs_.sinks = reinterpret_cast<const float*>(other.data());
+  EXPECT_EQ(forward(), "sinks: wanted memory of cuda:0, got memory of cuda:1");
+}
+
 TEST_F(GpuTest, NamesAGpuThatIsNotThere) {
   CacheConfig c = small();
   c.device.index = 99;

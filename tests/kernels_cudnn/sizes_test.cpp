@@ -128,6 +128,30 @@ TEST(FusedSizes, UniformStepsOfABucketNeedNoLengths) {
   EXPECT_TRUE(call_shape(params, uniform, kMaxTokensAsRows).key.padded);
 }
 
+TEST(FusedSizes, PagesInOrderNeedNoTable) {
+  const AttendParams params = paged(2048, kTable);
+  Maxima maxima{2, 2048, 1024, 1024, true, true};
+  EXPECT_TRUE(call_shape(params, maxima, kMaxTokensAsRows).key.paged);
+  maxima.first_page = 7;
+  const CallShape shape = call_shape(params, maxima, kMaxTokensAsRows);
+  EXPECT_FALSE(shape.key.paged);
+  EXPECT_FALSE(shape.key.padded);
+  EXPECT_EQ(shape.first_page, 7);
+  maxima.first_page = 998;  // of 1000
+  EXPECT_FALSE(call_shape(params, maxima, kMaxTokensAsRows).key.paged);
+  maxima.first_page = 999;
+  EXPECT_TRUE(call_shape(params, maxima, kMaxTokensAsRows).key.paged);
+}
+
+TEST(FusedSizes, TokensAsRowsGoByTheTable) {
+  const AttendParams params = paged(2048, kTable);
+  Maxima maxima{2, 2, 1, 1024, true, true};
+  const GraphKey key = call_shape(params, maxima, kMaxTokensAsRows).key;
+  EXPECT_TRUE(key.paged);
+  maxima.first_page = 0;
+  EXPECT_EQ(call_shape(params, maxima, kMaxTokensAsRows).key, key);
+}
+
 TEST(FusedSizes, WindowsBeyondEveryKeyAreNone) {
   AttendParams params = paged(16, kTable);
   params.window_left = 5000;

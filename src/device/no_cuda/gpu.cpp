@@ -47,6 +47,8 @@ CapturedWork& CapturedWork::operator=(CapturedWork&&) noexcept = default;
 void CapturedWork::launch(Stream /*stream*/) const { refuse("device"); }
 
 Place place_of(const void* /*pointer*/) { return {}; }
+Place known_place_of(const void* /*pointer*/) { return {}; }
+bool is_captured(Stream /*stream*/) { return false; }
 void check_stream(Device /*device*/, Stream /*stream*/) { refuse("device"); }
 
 }  // namespace octavo::device

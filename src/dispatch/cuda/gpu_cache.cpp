@@ -19,9 +19,7 @@ constexpr std::size_t kMostWorkspace = std::size_t{2} << 30U;
 class CudaCache final : public GpuCache {
  public:
   CudaCache(const CacheConfig& config, std::int32_t max_pages_per_seq)
-      : upload_(config, max_pages_per_seq),
-        max_pages_per_seq_(max_pages_per_seq),
-        backends_(config.device) {
+      : upload_(config, max_pages_per_seq), backends_(config.device) {
     workspace_ = static_cast<std::byte*>(config.workspace);
     workspace_bytes_ = static_cast<std::size_t>(config.workspace_bytes);
     if (workspace_ != nullptr) return;
@@ -44,12 +42,15 @@ class CudaCache final : public GpuCache {
             .kv_lens = step.kv_lens,
             .rows = step.rows,
             .page_table = step.page_table,
-            .page_table_stride = max_pages_per_seq_,
-            .clear_lens = step.clear_lens};
+            .page_table_stride = step.page_table_stride,
+            .clear_lens = step.clear_lens,
+            .token_slots = step.token_slots,
+            .token_indices = step.token_indices,
+            .max_token_slots = step.max_tokens};
   }
 
   void append(const kernels::AppendParams& params, Stream stream) override {
-    device::check(kernels::cuda::append(params, stream.handle), "append");
+    device::check(kernels::cuda::append(params, append_overlaps_, stream.handle), "append");
     device::sync_if_asked(stream, "append");
   }
 
@@ -67,11 +68,11 @@ class CudaCache final : public GpuCache {
 
  private:
   Upload upload_;
-  std::int32_t max_pages_per_seq_;
   device::GpuBuffer own_workspace_;
   std::byte* workspace_ = nullptr;
   std::size_t workspace_bytes_ = 0;
   BackendCalls backends_;
+  bool append_overlaps_ = kernels::cuda::append_may_overlap();
 };
 
 }  // namespace

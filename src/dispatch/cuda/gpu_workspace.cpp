@@ -22,8 +22,9 @@ std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 /// Where the planned step's arrays lie, in bytes.
 struct Places {
-  explicit Places(std::int32_t num_seqs) {
-    const auto n = static_cast<std::size_t>(num_seqs);
+  explicit Places(const StepMaxima& maxima) {
+    const auto n = static_cast<std::size_t>(maxima.num_seqs);
+    const auto tokens = static_cast<std::size_t>(maxima.num_tokens);
     const auto take = [&](std::size_t bytes) {
       const std::size_t at = end;
       end += aligned(bytes);
@@ -33,8 +34,11 @@ struct Places {
     kv_lens = take(n * sizeof(std::int32_t));
     rows = take(n * sizeof(std::int32_t));
     faults = take((n + 1) * sizeof(PlanFault));
+    token_slots = take(tokens * sizeof(kernels::TokenSlot));
+    token_indices = take(tokens * sizeof(kernels::TokenIndex));
   }
   std::size_t token_offsets = 0, kv_lens = 0, rows = 0, faults = 0;
+  std::size_t token_slots = 0, token_indices = 0;
   std::size_t end = 0;
 };
 
@@ -77,7 +81,7 @@ class CudaWorkspace final : public GpuWorkspace {
 
   CallSizes sizes(Backend backend, const kernels::AttendParams& params,
                   const StepMaxima& maxima) override {
-    const std::size_t plan = Places(maxima.num_seqs).end;
+    const std::size_t plan = Places(maxima).end;
     const kernels::StepLengths lengths{.bounded = true, .maxima = maxima};
     return {plan + backends_.least_bytes(backend, params, lengths),
             plan + backends_.good_bytes(backend, params, lengths)};
@@ -91,12 +95,12 @@ class CudaWorkspace final : public GpuWorkspace {
   }
 
   void plan(const kernels::CallersStep& step, Stream stream) override {
-    const Places places(step.maxima.num_seqs);
+    const Places places(step.maxima);
     if (num_bytes_ < places.end) {
-      base::throw_mismatch(
-          "workspace_bytes",
-          fmt::format("at least {} for a step of {} sequences", places.end, step.maxima.num_seqs),
-          num_bytes_);
+      base::throw_mismatch("workspace_bytes",
+                           fmt::format("at least {} for a step of {} sequences and {} tokens",
+                                       places.end, step.maxima.num_seqs, step.maxima.num_tokens),
+                           num_bytes_);
     }
     planned_.reset();
     const auto at = [&](std::size_t place) {
@@ -106,7 +110,9 @@ class CudaWorkspace final : public GpuWorkspace {
         .token_offsets = at(places.token_offsets),
         .kv_lens = at(places.kv_lens),
         .rows = at(places.rows),
-        .faults = reinterpret_cast<PlanFault*>(memory_ + places.faults)};
+        .faults = reinterpret_cast<PlanFault*>(memory_ + places.faults),
+        .token_slots = reinterpret_cast<kernels::TokenSlot*>(memory_ + places.token_slots),
+        .token_indices = reinterpret_cast<kernels::TokenIndex*>(memory_ + places.token_indices)};
     device::check(kernels::cuda::plan_step(step, to, stream.handle), "plan_step");
     device::sync_if_asked(stream, "plan_step");
     backends_.new_step();
@@ -124,6 +130,9 @@ class CudaWorkspace final : public GpuWorkspace {
     batch.token_offsets = arrays_.token_offsets;
     batch.kv_lens = arrays_.kv_lens;
     if (batch.rows != nullptr) batch.rows = arrays_.rows;
+    batch.token_slots = arrays_.token_slots;
+    batch.token_indices = arrays_.token_indices;
+    batch.max_token_slots = planned_->maxima.num_tokens;
     return batch;
   }
 
@@ -141,7 +150,7 @@ class CudaWorkspace final : public GpuWorkspace {
   }
 
   void append(const kernels::AppendParams& params, Stream stream) override {
-    device::check(kernels::cuda::append(params, stream.handle), "append");
+    device::check(kernels::cuda::append(params, append_overlaps_, stream.handle), "append");
     device::sync_if_asked(stream, "append");
   }
 
@@ -165,6 +174,7 @@ class CudaWorkspace final : public GpuWorkspace {
   kernels::cuda::PlannedStep arrays_;
   std::size_t scratch_offset_ = 0;
   BackendCalls backends_;
+  bool append_overlaps_ = kernels::cuda::append_may_overlap();
 };
 
 }  // namespace

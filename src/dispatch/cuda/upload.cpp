@@ -3,115 +3,110 @@
 
 #include <algorithm>
 #include <cstring>
-
-#include "base/error.h"
+#include <utility>
 
 namespace octavo::dispatch {
 namespace {
 
 constexpr std::size_t kInt = sizeof(std::int32_t);
+constexpr std::size_t kSequenceArrays = 6;  // of an upload
 
 std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
 
 Upload::Upload(const CacheConfig& config, std::int32_t max_pages_per_seq)
-    : config_(config), max_pages_per_seq_(max_pages_per_seq), groups_(config.num_pages) {
+    : config_(config), groups_(config.num_pages) {
   const auto seqs = static_cast<std::size_t>(config.max_num_seqs);
   const std::size_t table = seqs * static_cast<std::size_t>(max_pages_per_seq);
+  // Every new token has a slot of its own.
+  const std::int64_t tokens = std::min(config.num_pages * config.page_size,
+                                       std::int64_t{config.max_num_seqs} * config.max_seq_len);
   entries_per_upload_ = static_cast<std::int32_t>(
       std::min<std::size_t>(table, static_cast<std::size_t>(kEntriesPerUpload)));
   copies_per_upload_ = static_cast<std::int32_t>(
       std::min<std::int64_t>(config.num_pages, std::int64_t{kCopiesPerUpload}));
 
-  const std::size_t row = aligned(seqs * kInt);
-  const std::size_t offsets = aligned((seqs + 1) * kInt);
-  arrays_ = device::GpuBuffer(config.device, offsets + 3 * row + table * kInt,
-                              device::GpuBuffer::Fill::Zero, "page table");
+  std::size_t place = 0;
+  const auto take = [&](std::size_t bytes) { return std::exchange(place, place + aligned(bytes)); };
+  const std::size_t offsets_at = take((seqs + 1) * kInt);
+  const std::size_t lens_at = take(seqs * kInt);
+  const std::size_t rows_at = take(seqs * kInt);
+  const std::size_t clear_at = take(seqs * kInt);
+  const std::size_t table_at = take(table * kInt);
+  const std::size_t slots_at = take(static_cast<std::size_t>(tokens) * sizeof(kernels::TokenSlot));
+  const std::size_t indices_at =
+      take(static_cast<std::size_t>(tokens) * sizeof(kernels::TokenIndex));
+  arrays_ = device::GpuBuffer(config.device, place, device::GpuBuffer::Fill::Zero,
+                              "page table and slots of new tokens");
   const auto at = [&](std::size_t bytes) {
     return reinterpret_cast<std::int32_t*>(arrays_.data() + bytes);
   };
-  resident_ = {.token_offsets = at(0),
-               .kv_lens = at(offsets),
-               .rows = at(offsets + row),
-               .clear_lens = at(offsets + 2 * row),
-               .page_table = at(offsets + 3 * row),
-               .max_num_seqs = config.max_num_seqs};
+  resident_ = {.token_offsets = at(offsets_at),
+               .kv_lens = at(lens_at),
+               .rows = at(rows_at),
+               .clear_lens = at(clear_at),
+               .page_table = at(table_at),
+               .token_slots = reinterpret_cast<kernels::TokenSlot*>(arrays_.data() + slots_at),
+               .token_indices = reinterpret_cast<kernels::TokenIndex*>(arrays_.data() + indices_at),
+               .max_num_seqs = config.max_num_seqs,
+               .page_table_stride = max_pages_per_seq,
+               .max_tokens = tokens};
 
-  entries_offset_ = offsets + 3 * row;
-  values_offset_ = entries_offset_ + aligned(static_cast<std::size_t>(entries_per_upload_) * 8);
-  copies_offset_ = values_offset_ + aligned(static_cast<std::size_t>(entries_per_upload_) * kInt);
+  copies_offset_ = kSequenceArrays * aligned((seqs + 1) * kInt) +
+                   aligned(static_cast<std::size_t>(entries_per_upload_) * kInt);
   const std::size_t bytes =
       copies_offset_ + static_cast<std::size_t>(copies_per_upload_) * sizeof(PageCopy);
   const device::DeviceGuard guard(config.device);
-  for (Staging& staging : ring_) {
-    staging.memory = device::PinnedBuffer(config.device, bytes, "upload ring");
-    staging.used = device::Event::make();
-  }
-}
-
-Upload::~Upload() {
-  for (Staging& staging : ring_) {
-    try {
-      staging.used.wait();
-    } catch (const Error&) {
-      // The device failed: whoever enqueues next is told.
+  for (Half& half : ring_) {
+    for (device::PinnedBuffer& buffer : half.buffers) {
+      buffer = device::PinnedBuffer(config.device, bytes, "upload ring");
     }
+    half.used = device::Event::make();
   }
 }
 
-Upload::Staging& Upload::next_staging() {
-  newest_ = (newest_ + 1) % kRing;
-  ring_[newest_].used.wait();
-  return ring_[newest_];
+/// A host that is at most kHalf buffers ahead of the device waits for nothing.
+std::byte* Upload::next_buffer(Stream stream) {
+  newest_ = (newest_ + 1) % (ring_.size() * kHalf);
+  Half& half = ring_[newest_ / kHalf];
+  if (newest_ % kHalf == 0) {
+    ring_[1 - newest_ / kHalf].used.record(stream);  // behind all that was enqueued from it
+    half.used.wait();
+  }
+  return half.buffers[newest_ % kHalf].data();
 }
 
-/// Sends entries from `entry` of sequence `seq` on, as many as a buffer holds; moves both on.
-void Upload::send_entries(const detail::PlanData& plan, std::size_t& seq, std::int32_t& entry,
-                          Staging& staging, bool with_sequences, Stream stream) {
+/// Sends the step with `num_entries` of its entries.
+void Upload::send_step(const detail::PlanData& plan, std::int32_t first_entry,
+                       std::int32_t num_entries, std::byte* buffer, Stream stream) {
+  std::byte* place = buffer;
+  const auto put = [&](const std::int32_t* values, std::size_t count) {
+    if (count > 0) std::memcpy(place, values, count * kInt);
+    const auto* sent = reinterpret_cast<const std::int32_t*>(place);
+    place += aligned(count * kInt);
+    return sent;
+  };
   const std::size_t num_seqs = plan.ids.size();
-  std::byte* memory = staging.memory.data();
   kernels::cuda::ScatterParams params{.to = resident_,
-                                      .has_sequences = with_sequences,
+                                      .page_size = plan.page_size,
                                       .num_seqs = static_cast<std::int32_t>(num_seqs),
-                                      .num_tokens = plan.num_tokens};
-  if (with_sequences) {
-    const auto seqs = static_cast<std::size_t>(config_.max_num_seqs);
-    const std::size_t row = aligned(seqs * kInt);
-    std::size_t place = 0;
-    const auto put = [&](const std::vector<std::int32_t>& values, std::size_t room) {
-      std::memcpy(memory + place, values.data(), values.size() * kInt);
-      const auto* sent = reinterpret_cast<const std::int32_t*>(memory + place);
-      place += room;
-      return sent;
-    };
-    params.token_offsets = put(plan.token_offsets, aligned((seqs + 1) * kInt));
-    params.kv_lens = put(plan.kv_lens, row);
-    params.rows = put(plan.rows, row);
-    params.clear_lens = put(plan.clear_lens, row);
-  }
-  auto* places = reinterpret_cast<std::int64_t*>(memory + entries_offset_);
-  auto* values = reinterpret_cast<std::int32_t*>(memory + values_offset_);
-  std::int32_t count = 0;
-  for (; seq < num_seqs; ++seq) {
-    const std::int32_t end = plan.entry_offsets[seq + 1];
-    const std::int64_t first = std::int64_t{plan.rows[seq]} * max_pages_per_seq_ +
-                               plan.first_entries[seq] - plan.entry_offsets[seq];
-    for (; entry < end && count < entries_per_upload_; ++entry, ++count) {
-      places[count] = first + entry;
-      values[count] = plan.entries[static_cast<std::size_t>(entry)];
-    }
-    if (entry < end) break;
-  }
-  params.num_entries = count;
-  params.entry_places = places;
-  params.entry_values = values;
+                                      .num_tokens = plan.num_tokens,
+                                      .first_entry = first_entry,
+                                      .num_entries = num_entries};
+  params.token_offsets = put(plan.token_offsets.data(), num_seqs + 1);
+  params.entry_offsets = put(plan.entry_offsets.data(), num_seqs + 1);
+  params.first_entries = put(plan.first_entries.data(), num_seqs);
+  params.kv_lens = put(plan.kv_lens.data(), num_seqs);
+  params.rows = put(plan.rows.data(), num_seqs);
+  params.clear_lens = put(plan.clear_lens.data(), num_seqs);
+  params.entries = put(plan.entries.data() + first_entry, static_cast<std::size_t>(num_entries));
   device::check(scatter_step(params, stream.handle), "scatter_step");
 }
 
 void Upload::send_copies(std::span<const PageCopy> copies, const GpuStorage& storage,
-                         Staging& staging, Stream stream) {
-  auto* list = reinterpret_cast<PageCopy*>(staging.memory.data() + copies_offset_);
+                         std::byte* buffer, Stream stream) {
+  auto* list = reinterpret_cast<PageCopy*>(buffer + copies_offset_);
   std::copy(copies.begin(), copies.end(), list);
   kernels::cuda::PageCopyParams params{.num_layers = config_.num_layers,
                                        .k = storage.pages.k,
@@ -136,17 +131,21 @@ void Upload::send_copies(std::span<const PageCopy> copies, const GpuStorage& sto
 }
 
 void Upload::begin(const detail::PlanData& plan, const GpuStorage& storage, Stream stream) {
-  std::size_t seq = 0;
+  const auto all_entries = static_cast<std::int32_t>(plan.entries.size());
   std::int32_t entry = 0;
   std::span<const PageCopy> copies(plan.copies);
   bool first = true;
-  while (first || seq < plan.ids.size() || !copies.empty()) {
-    Staging& staging = next_staging();
-    if (first || seq < plan.ids.size()) send_entries(plan, seq, entry, staging, first, stream);
-    const std::size_t count = std::min(copies.size(), static_cast<std::size_t>(copies_per_upload_));
-    send_copies(copies.first(count), storage, staging, stream);
-    copies = copies.subspan(count);
-    staging.used.record(stream);
+  while (first || entry < all_entries || !copies.empty()) {
+    std::byte* const buffer = next_buffer(stream);
+    if (first || entry < all_entries) {
+      const std::int32_t num_entries = std::min(all_entries - entry, entries_per_upload_);
+      send_step(plan, entry, num_entries, buffer, stream);
+      entry += num_entries;
+    }
+    const std::size_t num_copies =
+        std::min(copies.size(), static_cast<std::size_t>(copies_per_upload_));
+    send_copies(copies.first(num_copies), storage, buffer, stream);
+    copies = copies.subspan(num_copies);
     first = false;
   }
   device::sync_if_asked(stream, "begin");

@@ -16,9 +16,6 @@ namespace octavo::dispatch {
 class Upload {
  public:
   Upload(const CacheConfig& config, std::int32_t max_pages_per_seq);
-
-  /// Waits for the uploads that are under way.
-  ~Upload();
   Upload(const Upload&) = delete;
   Upload& operator=(const Upload&) = delete;
 
@@ -26,32 +23,31 @@ class Upload {
   [[nodiscard]] const kernels::cuda::ResidentStep& resident() const { return resident_; }
 
  private:
-  static constexpr std::size_t kRing = 8;
+  static constexpr std::size_t kHalf = 8;  // buffers
 
-  /// A buffer of the ring: free to be written when its event has passed.
-  struct Staging {
-    device::PinnedBuffer memory;
+  /// Half of the ring: free to be written when its event has passed. The event is recorded when the
+  /// other half is entered: recording and asking are calls of the driver, too dear for every step.
+  struct Half {
+    std::array<device::PinnedBuffer, kHalf> buffers;
     device::Event used;
   };
 
-  Staging& next_staging();
-  void send_entries(const detail::PlanData& plan, std::size_t& seq, std::int32_t& entry,
-                    Staging& staging, bool with_sequences, Stream stream);
-  void send_copies(std::span<const PageCopy> copies, const GpuStorage& storage, Staging& staging,
+  std::byte* next_buffer(Stream stream);
+  void send_step(const detail::PlanData& plan, std::int32_t first_entry, std::int32_t num_entries,
+                 std::byte* buffer, Stream stream);
+  void send_copies(std::span<const PageCopy> copies, const GpuStorage& storage, std::byte* buffer,
                    Stream stream);
 
   CacheConfig config_;
-  std::int32_t max_pages_per_seq_;
   std::int32_t entries_per_upload_;
   std::int32_t copies_per_upload_;
-  std::size_t entries_offset_ = 0;  // in a staging buffer, bytes
-  std::size_t values_offset_ = 0;
-  std::size_t copies_offset_ = 0;
+  std::size_t copies_offset_ = 0;  // in a buffer, bytes
   CopyGroups groups_;
+  std::array<Half, 2> ring_;
+  std::size_t newest_ = 2 * kHalf - 1;  // of the ring's buffers
+  // Behind the ring, so that it goes first: giving it back waits for the uploads under way.
   device::GpuBuffer arrays_;
   kernels::cuda::ResidentStep resident_;
-  std::array<Staging, kRing> ring_;
-  std::size_t newest_ = 0;
 };
 
 }  // namespace octavo::dispatch

@@ -20,6 +20,7 @@ kernels::fused::Maxima maxima_of(const kernels::StepLengths& lengths) {
     return maxima;
   }
   const kernels::StepBatch& host = lengths.batch;
+  maxima.first_page = lengths.first_page;
   maxima.num_seqs = host.num_seqs;
   maxima.num_tokens = host.num_tokens;
   maxima.exact = maxima.uniform = true;
@@ -46,7 +47,13 @@ std::size_t FusedCalls::bytes(const kernels::AttendParams& params,
     const std::int32_t sm = device::require_gpu(device_, "device").sm;
     attention_ = std::make_unique<kernels::fused::FusedAttention>(sm);
   }
-  return attention_->workspace_bytes(params, maxima_of(lengths));
+  kernels::fused::Maxima maxima = maxima_of(lengths);
+  const std::size_t bytes = attention_->workspace_bytes(params, maxima);
+  if (maxima.first_page < 0) return bytes;
+  // The graph by the table too, for a caller who captures the call that he has just made: under
+  // capture none can be built.
+  maxima.first_page = -1;
+  return std::max(bytes, attention_->workspace_bytes(params, maxima));
 }
 
 void FusedCalls::attend(const kernels::AttendParams& params, const kernels::StepLengths& lengths,
@@ -56,9 +63,12 @@ void FusedCalls::attend(const kernels::AttendParams& params, const kernels::Step
   // so clearing it again harms no sharer.
   const kernels::fused::CallOptions options{.new_step = new_step_, .clear_tails = true};
   kernels::fused::Maxima maxima = maxima_of(lengths);
-  // A captured graph is replayed with other lengths. Our caches go by a table, so the cuDNN graph
-  // is the one that was checked.
-  if (kernels::fused::is_captured(stream.handle)) maxima.exact = maxima.uniform = false;
+  // A captured graph is replayed with other lengths; its caches go by a table, and the cuDNN graph
+  // by the table has been checked.
+  if (kernels::fused::is_captured(stream.handle)) {
+    maxima.exact = maxima.uniform = false;
+    maxima.first_page = -1;
+  }
   attention_->attend(params, maxima, options, workspace, workspace_bytes, stream.handle);
   new_step_ = false;
 }

@@ -193,9 +193,13 @@ void FusedAttention::attend(const AttendParams& params, const Maxima& maxima,
   if (options.clear_tails && key.padded && shape.rows == BatchRows::Sequences)
     clear_tails(params, key.paged ? kTailTile : kContiguousTailTile, stream);
   auto* stats = key.stats ? at<float>(workspace, layout.stats) : nullptr;
+  const auto first_row = [&](const PagedTensor& tensor) {
+    return static_cast<const std::byte*>(tensor.data) +
+           shape.first_page * tensor.page_stride * dtype_bytes(params.kv.dtype);
+  };
   const GraphPointers pointers{.q = params.q,
-                               .k = params.kv.k.data,
-                               .v = params.kv.v.data,
+                               .k = first_row(params.kv.k),
+                               .v = first_row(params.kv.v),
                                .out = params.out,
                                .stats = stats,
                                .q_lens = arrays.q_lens,

@@ -48,6 +48,10 @@ struct Maxima {
   /// Beside being exact, every sequence has q_len new tokens and kv_len keys. Saves cuDNN the mask
   /// of lengths where K and V are contiguous and the sizes are a bucket's.
   bool uniform = false;
+  /// K and V of batch row b lie in page first_page + b alone, whatever the page table says; -1: by
+  /// the table. Saves cuDNN the table where sequences are batch rows.
+  /// Not for a captured graph that is replayed with other pages.
+  std::int32_t first_page = -1;
 };
 
 struct CallOptions {

@@ -29,7 +29,8 @@ std::int64_t row_stride(const TokenLayout& layout);
 struct CallShape {
   BatchRows rows = BatchRows::Sequences;
   GraphKey key;
-  PageCut cut;  ///< slots 0 without a table.
+  PageCut cut;                  ///< slots 0 without a table.
+  std::int64_t first_page = 0;  ///< Of batch row 0, without a table.
   StatsStrides stats;
 };
 CallShape call_shape(const AttendParams& params, const Maxima& maxima,

@@ -1,222 +1,217 @@
 // SPDX-License-Identifier: Apache-2.0
-// Append. Memory-bound: reads and writes K and V once. A block takes some tokens; its warps look
-// up a token each while its threads already load (ragged input is found without the lookup), 16
-// bytes a thread and several loads in flight. What is not aligned, not dense or of another dtype
-// than the cache goes element by element through the same lookups.
+// Append. Memory-bound: reads and writes K and V once. A thread moves some vectors of 16 bytes of
+// one token's K or V: it loads them and, at the same time, the token's slot, which the step's own
+// kernel has found for all layers; then it writes. What is not aligned, not dense or of another
+// dtype than the cache goes element by element.
+//
+// The kernels over vectors may be launched while what is ahead of them still runs
+// (programmatic dependent launch), which hides most of a short launch. Tokens, slots and the cache
+// may be that work's results, so the wait for it is the first thing that they do.
 #include "kernels/cuda/append/append.h"
-#include "kernels/cuda/append/tokens.cuh"
+
+#include "kernels/cuda/append/rows.cuh"
 #include "kernels/cuda/common/elements.cuh"
 #include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/common/step.cuh"
 
 namespace octavo::kernels::cuda {
 namespace {
 
-// Below this many tokens, blocks of few tokens spread over more multiprocessors.
+constexpr int kCopiedRows = 2;  // in flight a thread
+constexpr int kTurningThreads = 128;
 constexpr std::int64_t kFewTokens = 1024;
 
 /// RoPE's frequencies are kernel parameters: few where few suffice, since large parameters make
 /// short launches slower.
-enum class Rotation { None, Few, Many };
-
-/// Tokens of a thread, whose loads are in flight together. On an H200 4 and 2 (where a token is two
-/// vectors) were the fastest of 1, 2, 4, in blocks of which a multiprocessor holds at least 5: more
-/// blocks spill registers, fewer leave the lookups in sight.
-template <Rotation kRotation>
-constexpr int kUnroll = kRotation == Rotation::None ? 4 : 2;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-constexpr int kMinBlocks = 4;  // all that sm75 holds
-#else
-constexpr int kMinBlocks = 5;
-#endif
-
 constexpr int kFewPairs = 64;
-
-template <Rotation kRotation>
-struct RotationParams {
-  double values[kRotation == Rotation::Few ? kFewPairs : kMaxRotaryPairs];
-};
-template <>
-struct RotationParams<Rotation::None> {};
-
-struct Shape {
-  std::uint32_t k_head_units;
-  std::uint32_t v_head_units;
-  std::uint32_t k_units;  // of all heads
-  std::uint32_t units;    // of K and V
-  std::uint32_t tokens_per_block;
+template <int kPairs>
+struct Frequencies {
+  double values[kPairs];
 };
 
-__device__ std::int64_t unit_offset(const HeadPart& part, std::int64_t head_stride,
-                                    std::int64_t unit_stride) {
-  return part.head * head_stride + part.unit * unit_stride;
+/// Blocks are [columns, rows, tokens]; grids [tokens, K or V].
+__global__ void __launch_bounds__(kAppendThreads)
+    append_kernel(const __grid_constant__ VectorAppend p) {
+  wait_for_inputs();
+  const AppendSide& side = p.sides[blockIdx.y];
+  const std::int64_t token = std::int64_t{blockIdx.x} * blockDim.z + threadIdx.z;
+  if (token >= p.max_tokens || threadIdx.x >= side.num_columns) return;
+  copy_rows<kCopiedRows>(p, side, token);
 }
 
-/// Vector `unit` of a head, turned; `partner` holds the pairs' other halves in the half style.
-template <typename T>
-__device__ uint4 turn_vector(const RopeParams& rope, const Turn* turns, int unit, uint4 own_bits,
-                             uint4 partner_bits) {
-  Vector<T> own, partner, result;
-  own.bits = own_bits;
-  partner.bits = partner_bits;
-  const int dim = unit * Vector<T>::kSize;
-  if (rope.style == RopeStyle::Half) {
-    const bool first = is_first(rope, dim);
-    const Turn* own_turns = turns + pair_of(rope, dim);
+/// The turns of a token in shared memory: two of them in 16 bytes, the twos of a column (which
+/// turns kPairs pairs) `num_columns` apart, so that neighbouring threads read neighbouring 16
+/// bytes.
+template <int kPairs>
+__device__ int place_of_pair(int pair, int num_columns) {
+  const int in = pair % kPairs;
+  return (in / 2 * num_columns + pair / kPairs) * 2 + in % 2;
+}
+
+/// A column of a head: one vector that holds pairs, or in the half style two that hold halves of
+/// them.
+template <typename T, bool kHalf, int kRows>
+__device__ void turn_rows(RowsInFlight<kRows>& first, RowsInFlight<kRows>& second,
+                          const Turn* turns, int num_columns) {
+  constexpr int kSize = Vector<T>::kSize;
+  constexpr int kPairs = kHalf ? kSize : kSize / 2;
 #pragma unroll
-    for (int e = 0; e < Vector<T>::kSize; ++e) {
-      result.elements[e] = from_float<T>(
-          turned(own_turns[e], first, to_float(own.elements[e]), to_float(partner.elements[e])));
-    }
-  } else {
-    const Turn* own_turns = turns + dim / 2;
+  for (int two = 0; two < kPairs / 2; ++two) {
+    const float4 bits = *reinterpret_cast<const float4*>(turns + two * 2 * num_columns);
+    const Turn twos[2] = {{bits.x, bits.y}, {bits.z, bits.w}};
 #pragma unroll
-    for (int e = 0; e < Vector<T>::kSize; ++e) {
-      result.elements[e] = from_float<T>(turned(
-          own_turns[e / 2], e % 2 == 0, to_float(own.elements[e]), to_float(own.elements[e ^ 1])));
+    for (int r = 0; r < kRows; ++r) {
+      Vector<T> one, other;
+      one.bits = first.bits[r];
+      other.bits = second.bits[r];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int pair = 2 * two + i;
+        T& a = one.elements[kHalf ? pair : 2 * pair];
+        T& b = kHalf ? other.elements[pair] : one.elements[2 * pair + 1];
+        const float x = to_float(a);
+        const float y = to_float(b);
+        a = from_float<T>(turned(twos[i], true, x, y));
+        b = from_float<T>(turned(twos[i], false, y, x));
+      }
+      first.bits[r] = one.bits;
+      second.bits[r] = other.bits;
     }
   }
-  return result.bits;
 }
 
-template <typename T>
-__device__ const T* at(const void* data, std::int64_t offset) {
-  return static_cast<const T*>(data) + offset;
-}
-__device__ uint4 load_vector(const void* from) { return __ldcs(static_cast<const uint4*>(from)); }
-
-/// A thread keeps its part of a token's heads and goes from token to token: x is the part, y the
-/// token.
-template <typename T, Rotation kRotation>
-__global__ void __launch_bounds__(kAppendThreads, kMinBlocks)
-    append_vectors_kernel(const __grid_constant__ AppendParams p, const __grid_constant__ Shape s,
-                          const __grid_constant__ RotationParams<kRotation> rotation) {
+/// As append_kernel; K's rows are heads. In the half style a column of the turned part is two
+/// vectors, pairs' halves apart.
+template <typename T, bool kHalf, int kRows, int kPairs>
+__global__ void __launch_bounds__(kAppendThreads)
+    append_turned_kernel(const __grid_constant__ VectorAppend p,
+                         const __grid_constant__ VectorRope rope,
+                         const __grid_constant__ Frequencies<kPairs> frequencies) {
   constexpr int kSize = Vector<T>::kSize;
-  constexpr int kTokens = kUnroll<kRotation>;
-  __shared__ BlockToken tokens[kMaxTokensPerBlock];
-  extern __shared__ Turn turns_smem[];  // [tokens_per_block, pairs]
-  const std::int64_t first_token = std::int64_t{blockIdx.x} * s.tokens_per_block;
-  const std::uint32_t thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const std::uint32_t warps = blockDim.x * blockDim.y / kWarp;
-  bool looked_up = false;
+  constexpr int kPairsOfColumn = kHalf ? kSize : kSize / 2;
+  extern __shared__ __align__(16) Turn turns_smem[];  // [tokens of the block, pairs]
+  wait_for_inputs();
+  const std::int64_t token = std::int64_t{blockIdx.x} * blockDim.z + threadIdx.z;
+  const bool is_token = token < p.max_tokens;
+  const auto column = static_cast<int>(threadIdx.x);
+  if (blockIdx.y == 1) {
+    if (is_token && column < p.sides[1].num_columns) copy_rows<2 * kRows>(p, p.sides[1], token);
+    return;
+  }
+  const AppendSide& side = p.sides[0];
+  const bool works = is_token && column < side.num_columns;
+  const int pairs = rope.rotary_dim / 2;
+  const int turned_columns = pairs / kPairsOfColumn;
+  const bool turns = column < turned_columns;
+  const bool is_two = kHalf && turns;
+  const std::int64_t vector = kHalf && !turns ? column + turned_columns : column;
+  const std::int64_t halves = turned_columns * std::int64_t{kVectorBytes};
+  const auto first_row = static_cast<int>(threadIdx.y);
+  const auto apart = static_cast<int>(blockDim.y);
+  const std::int64_t from_step = apart * side.from_row_stride;
+  const std::int64_t to_step = apart * side.to_row_stride;
+  int left = works ? side.num_rows - first_row : 0;
 
-  for (std::uint32_t r = threadIdx.x; r < s.units || !looked_up; r += blockDim.x) {
-    const bool works = r < s.units;
-    const HeadPart part = part_of(works ? r : 0, s.k_units, s.k_head_units, s.v_head_units);
-    const TokenLayout& layout = part.is_key ? p.k_layout : p.v_layout;
-    const PagedTensor& tensor = part.is_key ? p.kv.k : p.kv.v;
-    const T* from = at<T>(part.is_key ? p.k : p.v, unit_offset(part, layout.head_stride, kSize));
-    bool turns = false;
-    std::int64_t to_partner = 0;
-    if constexpr (kRotation != Rotation::None) {
-      const int dim = part.unit * kSize;
-      turns = part.is_key && dim < p.rope.rotary_dim;
-      if (turns && p.rope.style == RopeStyle::Half) to_partner = partner_of(p.rope, dim) - dim;
+  TokenSlot slot;
+  std::int32_t given_position = 0;
+  std::int32_t num_tokens = 0;
+  const std::byte* from = nullptr;
+  if (is_token) {
+    from = rows_from(p, side, token) + vector * kVectorBytes + first_row * side.from_row_stride;
+    slot = load_slot(p.slots + token);
+    num_tokens = *p.num_tokens;
+    if (rope.positions != nullptr) given_position = rope.positions[token];
+  }
+  RowsInFlight<kRows> first = {};
+  RowsInFlight<kRows> second = {};
+  const auto load = [&] {
+    const std::byte* partner = from + halves;
+    first.load(from, from_step, left);
+    if (is_two) second.load(partner, from_step, left);
+  };
+  load();
+  const bool is_written = token < num_tokens && slot.page >= 0;
+  Turn* own_turns = turns_smem + threadIdx.z * static_cast<unsigned>(pairs);
+  if (is_written) {
+    const std::int64_t position = rope.positions != nullptr ? given_position : slot.position;
+    const RopeParams params{.rotary_dim = rope.rotary_dim,
+                            .cos = rope.cos,
+                            .sin = rope.sin,
+                            .num_table_positions = rope.num_table_positions};
+#pragma unroll 1
+    for (int pair = first_row * static_cast<int>(blockDim.x) + column; pair < pairs;
+         pair += apart * static_cast<int>(blockDim.x)) {
+      own_turns[place_of_pair<kPairsOfColumn>(pair, turned_columns)] =
+          turn_at(params, frequencies.values, position, pair);
     }
-
-    uint4 own[kTokens] = {};
-    uint4 partner[kRotation == Rotation::None ? 1 : kTokens] = {};
-    const auto load = [&](int u, std::int64_t offset) {
-      own[u] = load_vector(from + offset);
-      if constexpr (kRotation != Rotation::None) {
-        if (to_partner != 0) partner[u] = load_vector(from + offset + to_partner);
-      }
-    };
-    if (p.k_layout.ragged && works) {
+  }
+  __syncthreads();
+  if (!is_written || left <= 0) return;
+  std::byte* const behind = rows_to(side, slot) + vector * kVectorBytes;
+  std::byte* to = behind + first_row * side.to_row_stride;
+  while (true) {
+    if (turns) turn_rows<T, kHalf, kRows>(first, second, own_turns + 2 * column, turned_columns);
 #pragma unroll
-      for (int u = 0; u < kTokens; ++u) {
-        const std::uint32_t t = threadIdx.y + static_cast<std::uint32_t>(u) * blockDim.y;
-        const std::int64_t token = first_token + t;
-        if (t < s.tokens_per_block && token < layout.num_token_rows) {
-          load(u, token * layout.token_stride);
-        }
-      }
+    for (int r = 0; r < kRows; ++r, to += to_step) {
+      if (r * apart >= left) continue;
+      store_vector(to, first.bits[r]);
+      if (is_two) store_vector(to + halves, second.bits[r]);
     }
-    if (!looked_up) {
-      for (std::uint32_t t = thread / kWarp; t < s.tokens_per_block; t += warps) {
-        look_up_token(p, first_token + t, tokens[t]);
-      }
-      __syncthreads();
-      if constexpr (kRotation != Rotation::None) {
-        make_turns(p, rotation.values, tokens, static_cast<int>(s.tokens_per_block), turns_smem);
-        __syncthreads();
-      }
-      looked_up = true;
-    }
-    if (!works) break;
-    if (!p.k_layout.ragged) {
-#pragma unroll
-      for (int u = 0; u < kTokens; ++u) {
-        const std::uint32_t t = threadIdx.y + static_cast<std::uint32_t>(u) * blockDim.y;
-        if (t < s.tokens_per_block && tokens[t].valid) {
-          load(u, part.is_key ? tokens[t].k_from : tokens[t].v_from);
-        }
-      }
-    }
-    T* to = static_cast<T*>(tensor.data) + unit_offset(part, tensor.head_stride, kSize);
-#pragma unroll
-    for (int u = 0; u < kTokens; ++u) {
-      const std::uint32_t t = threadIdx.y + static_cast<std::uint32_t>(u) * blockDim.y;
-      if (t >= s.tokens_per_block || !tokens[t].valid) continue;
-      uint4 bits = own[u];
-      if constexpr (kRotation != Rotation::None) {
-        if (turns) {
-          bits = turn_vector<T>(p.rope, turns_smem + t * (p.rope.rotary_dim / 2), part.unit, bits,
-                                partner[u]);
-        }
-      }
-      *reinterpret_cast<uint4*>(to + (part.is_key ? tokens[t].k_to : tokens[t].v_to)) = bits;
-    }
-    for (std::uint32_t t = threadIdx.y; t < s.tokens_per_block; t += blockDim.y) {
-      if (!tokens[t].valid) continue;
-      const std::int64_t first = part.is_key ? tokens[t].k_clear : tokens[t].v_clear;
-      for (std::int32_t slot = 0; slot < tokens[t].num_clear; ++slot) {
-        *reinterpret_cast<uint4*>(to + first + slot * tensor.slot_stride) = uint4{};
-      }
-    }
+    left -= kRows * apart;
+    if (left <= 0) break;
+    load();
+  }
+  if (slot.num_clear > 0) {
+    clear_behind(side, behind, slot.num_clear);
+    if (is_two) clear_behind(side, behind + halves, slot.num_clear);
   }
 }
 
 /// Any strides, any mix of dtypes: an element a thread, a token a block.
 __global__ void __launch_bounds__(kAppendThreads)
-    append_elements_kernel(const __grid_constant__ AppendParams p, const __grid_constant__ Shape s,
-                           const __grid_constant__ RotationParams<Rotation::Many> rotation) {
-  __shared__ BlockToken token;
-  extern __shared__ Turn turns_smem[];  // [pairs]
-  if (threadIdx.x < kWarp) look_up_token(p, blockIdx.x, token);
-  __syncthreads();
-  if (!token.valid) return;
+    append_elements_kernel(const __grid_constant__ AppendParams p,
+                           const __grid_constant__ Frequencies<kMaxRotaryPairs> frequencies) {
+  extern __shared__ __align__(16) Turn turns_smem[];  // [pairs]
+  const std::int64_t token = blockIdx.x;
+  const TokenSlot slot = load_slot(p.batch.token_slots + token);
+  if (token >= p.batch.token_offsets[p.batch.num_seqs] || slot.page < 0) return;
+  const TokenIndex index = p.batch.token_indices[token];
   if (p.rope.rotary_dim > 0) {
-    make_turns(p, rotation.values, &token, 1, turns_smem);
+    const std::int64_t position =
+        p.rope.positions != nullptr ? p.rope.positions[token] : slot.position;
+    for (int pair = static_cast<int>(threadIdx.x); pair < p.rope.rotary_dim / 2;
+         pair += static_cast<int>(blockDim.x)) {
+      turns_smem[pair] = turn_at(p.rope, frequencies.values, position, pair);
+    }
     __syncthreads();
   }
-  for (std::uint32_t r = threadIdx.x; r < s.units; r += blockDim.x) {
-    const HeadPart part = part_of(r, s.k_units, s.k_head_units, s.v_head_units);
-    const TokenLayout& layout = part.is_key ? p.k_layout : p.v_layout;
-    const PagedTensor& tensor = part.is_key ? p.kv.k : p.kv.v;
-    const void* from = part.is_key ? p.k : p.v;
-    const DType dtype = part.is_key ? p.k_dtype : p.v_dtype;
-    const std::int64_t head =
-        (part.is_key ? token.k_from : token.v_from) + part.head * layout.head_stride;
-    float value = load_element(from, dtype, head + part.unit * layout.dim_stride);
-    if (part.is_key && part.unit < p.rope.rotary_dim) {
+  const int k_elements = p.num_kv_heads * p.head_dim;
+  const int elements = k_elements + p.num_kv_heads * p.head_dim_v;
+  for (int e = static_cast<int>(threadIdx.x); e < elements; e += static_cast<int>(blockDim.x)) {
+    const bool is_key = e < k_elements;
+    const int in = is_key ? e : e - k_elements;
+    const int dims = is_key ? p.head_dim : p.head_dim_v;
+    const int head = in / dims;
+    const int d = in % dims;
+    const TokenLayout& layout = is_key ? p.k_layout : p.v_layout;
+    const PagedTensor& tensor = is_key ? p.kv.k : p.kv.v;
+    const void* from = is_key ? p.k : p.v;
+    const DType dtype = is_key ? p.k_dtype : p.v_dtype;
+    const std::int64_t row =
+        (layout.ragged ? token * layout.token_stride
+                       : index.b * layout.batch_stride + index.i * layout.token_stride) +
+        head * layout.head_stride;
+    float value = load_element(from, dtype, row + d * layout.dim_stride);
+    if (is_key && d < p.rope.rotary_dim) {
       const float other =
-          load_element(from, dtype, head + partner_of(p.rope, part.unit) * layout.dim_stride);
-      value =
-          turned(turns_smem[pair_of(p.rope, part.unit)], is_first(p.rope, part.unit), value, other);
+          load_element(from, dtype, row + partner_of(p.rope, d) * layout.dim_stride);
+      value = turned(turns_smem[pair_of(p.rope, d)], is_first(p.rope, d), value, other);
     }
-    const std::int64_t to = (part.is_key ? token.k_to : token.v_to) +
-                            unit_offset(part, tensor.head_stride, tensor.dim_stride);
+    const std::int64_t to = slot.page * tensor.page_stride + slot.slot * tensor.slot_stride +
+                            head * tensor.head_stride + d * tensor.dim_stride;
     store_element(tensor.data, p.kv.dtype, to, value);
-  }
-  for (std::int64_t w = threadIdx.x; w < std::int64_t{token.num_clear} * s.units; w += blockDim.x) {
-    const std::int64_t slot = w / s.units;
-    const HeadPart part = part_of(static_cast<std::uint32_t>(w - slot * s.units), s.k_units,
-                                  s.k_head_units, s.v_head_units);
-    const PagedTensor& tensor = part.is_key ? p.kv.k : p.kv.v;
-    const std::int64_t to = (part.is_key ? token.k_clear : token.v_clear) +
-                            slot * tensor.slot_stride +
-                            unit_offset(part, tensor.head_stride, tensor.dim_stride);
-    store_element(tensor.data, p.kv.dtype, to, 0.0F);
+    for (std::int32_t s = 1; s <= slot.num_clear; ++s)
+      store_element(tensor.data, p.kv.dtype, to + s * tensor.slot_stride, 0.0F);
   }
 }
 
@@ -239,69 +234,136 @@ bool fits_vectors(const AppendParams& p) {
          pages_fit(p.kv.k) && pages_fit(p.kv.v) && rope_fits;
 }
 
-Shape shape_of(const AppendParams& p, std::int32_t unit) {
-  Shape s{};
-  s.k_head_units = static_cast<std::uint32_t>(p.head_dim / unit);
-  s.v_head_units = static_cast<std::uint32_t>(p.head_dim_v / unit);
-  s.k_units = static_cast<std::uint32_t>(p.num_kv_heads) * s.k_head_units;
-  s.units = s.k_units + static_cast<std::uint32_t>(p.num_kv_heads) * s.v_head_units;
-  s.tokens_per_block = 1;
-  return s;
+AppendSide side_of(const AppendParams& p, bool is_key) {
+  const TokenLayout& layout = is_key ? p.k_layout : p.v_layout;
+  const PagedTensor& tensor = is_key ? p.kv.k : p.kv.v;
+  const std::int64_t size = dtype_bytes(p.kv.dtype);
+  return {.from = static_cast<const std::byte*>(is_key ? p.k : p.v),
+          .to = static_cast<std::byte*>(tensor.data),
+          .from_batch_stride = layout.batch_stride * size,
+          .from_token_stride = layout.token_stride * size,
+          .from_row_stride = layout.head_stride * size,
+          .to_page_stride = tensor.page_stride * size,
+          .to_slot_stride = tensor.slot_stride * size,
+          .to_row_stride = tensor.head_stride * size,
+          .num_rows = p.num_kv_heads,
+          .num_columns = static_cast<std::int32_t>((is_key ? p.head_dim : p.head_dim_v) * size /
+                                                   kVectorBytes)};
 }
 
-std::size_t turns_bytes(const AppendParams& p, std::uint32_t tokens) {
-  return tokens * static_cast<std::size_t>(p.rope.rotary_dim / 2) * sizeof(Turn);
+/// Heads that lie one behind the other on both ways, as rows of `columns` vectors where that goes.
+void cut_anew(AppendSide& side, std::int32_t columns) {
+  const std::int64_t row = std::int64_t{side.num_columns} * kVectorBytes;
+  const std::int32_t all = side.num_rows * side.num_columns;
+  if (side.from_row_stride != row || side.to_row_stride != row || all % columns != 0) return;
+  side.num_rows = all / columns;
+  side.num_columns = columns;
+  side.from_row_stride = side.to_row_stride = std::int64_t{columns} * kVectorBytes;
 }
 
-template <Rotation kRotation>
-RotationParams<kRotation> rotation_of(const RopeParams& rope) {
-  RotationParams<kRotation> rotation{};
-  if constexpr (kRotation != Rotation::None) fill_frequencies(rope, rotation.values);
-  return rotation;
+/// How a launch is made: `few` tokens are spread over as many blocks as there are tokens.
+struct Launch {
+  bool few = false;
+  bool overlaps = false;
+  CUstream_st* stream = nullptr;
+};
+
+/// Blocks of about `threads` threads which have `rows` rows in flight each.
+template <typename... Params, typename... Args>
+void launch(void (*kernel)(Params...), const VectorAppend& p, int rows, int threads,
+            std::size_t smem_per_token, const Launch& how, const Args&... args) {
+  const auto x = static_cast<unsigned>(max(p.sides[0].num_columns, p.sides[1].num_columns));
+  const auto most = static_cast<unsigned>(max(p.sides[0].num_rows, 1));
+  unsigned y = (most + static_cast<unsigned>(rows) - 1) / static_cast<unsigned>(rows);
+  y = max(1U, min(y, unsigned{kAppendThreads} / x));
+  const unsigned z = how.few ? 1U : max(1U, min(static_cast<unsigned>(threads) / (x * y), 64U));
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid_for(p.max_tokens, z), 2);
+  config.blockDim = dim3(x, y, z);
+  config.dynamicSmemBytes = z * smem_per_token;
+  config.stream = how.stream;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = how.overlaps ? 1 : 0;
+  static_cast<void>(cudaLaunchKernelEx(&config, kernel, p, args...));
 }
 
-template <typename T, Rotation kRotation>
-void launch_vectors(const AppendParams& p, CUstream_st* stream) {
-  Shape s = shape_of(p, Vector<T>::kSize);
-  // Parts of a token in x, as many as a power of two covers; the rest of the block's threads are
-  // further tokens.
-  unsigned x = kWarp;
-  while (x < s.units && x < unsigned{kAppendThreads}) x *= 2;
-  const bool few = p.batch.num_tokens <= kFewTokens;
-  const unsigned y = unsigned{kAppendThreads} / x;
-  s.tokens_per_block = few ? y : min(y * kUnroll<kRotation>, unsigned{kMaxTokensPerBlock});
-  append_vectors_kernel<T, kRotation>
-      <<<grid_for(p.batch.num_tokens, s.tokens_per_block), dim3(x, y),
-         turns_bytes(p, s.tokens_per_block), stream>>>(p, s, rotation_of<kRotation>(p.rope));
+template <typename T, bool kHalf, int kRows, int kPairs>
+void launch_turned(const VectorAppend& p, const RopeParams& rope, const Launch& how) {
+  Frequencies<kPairs> frequencies{};
+  fill_frequencies(rope, frequencies.values);
+  const VectorRope turned{rope.cos, rope.sin, rope.num_table_positions, rope.positions,
+                          rope.rotary_dim};
+  launch(append_turned_kernel<T, kHalf, kRows, kPairs>, p, kRows, kTurningThreads,
+         static_cast<std::size_t>(rope.rotary_dim / 2) * sizeof(Turn), how, turned, frequencies);
 }
 
-template <typename T>
-void launch_vectors(const AppendParams& p, CUstream_st* stream) {
-  if (p.rope.rotary_dim == 0) {
-    launch_vectors<T, Rotation::None>(p, stream);
-  } else if (p.rope.rotary_dim / 2 <= kFewPairs) {
-    launch_vectors<T, Rotation::Few>(p, stream);
+template <typename T, bool kHalf>
+void launch_turned(VectorAppend p, const RopeParams& rope, const Launch& how) {
+  AppendSide& k = p.sides[0];
+  if (kHalf) k.num_columns -= rope.rotary_dim / 2 / Vector<T>::kSize;
+  cut_anew(p.sides[1], k.num_columns);
+  if (rope.rotary_dim / 2 > kFewPairs) {
+    launch_turned<T, kHalf, 2, kMaxRotaryPairs>(p, rope, how);
+  } else if (how.few) {
+    launch_turned<T, kHalf, 1, kFewPairs>(p, rope, how);
   } else {
-    launch_vectors<T, Rotation::Many>(p, stream);
+    launch_turned<T, kHalf, 2, kFewPairs>(p, rope, how);
   }
+}
+
+void launch_vectors(const AppendParams& params, std::int64_t max_tokens, bool overlaps,
+                    CUstream_st* stream) {
+  VectorAppend p{.sides = {side_of(params, true), side_of(params, false)},
+                 .slots = params.batch.token_slots,
+                 .indices = params.k_layout.ragged ? nullptr : params.batch.token_indices,
+                 .num_tokens = params.batch.token_offsets + params.batch.num_seqs,
+                 .max_tokens = max_tokens};
+  const Launch how{.few = max_tokens <= kFewTokens, .overlaps = overlaps, .stream = stream};
+  if (params.rope.rotary_dim > 0) {
+    const bool half = params.rope.style == RopeStyle::Half;
+    if (params.kv.dtype == DType::F32) {
+      half ? launch_turned<float, true>(p, params.rope, how)
+           : launch_turned<float, false>(p, params.rope, how);
+    } else if (params.kv.dtype == DType::F16) {
+      half ? launch_turned<__half, true>(p, params.rope, how)
+           : launch_turned<__half, false>(p, params.rope, how);
+    } else {
+      half ? launch_turned<__nv_bfloat16, true>(p, params.rope, how)
+           : launch_turned<__nv_bfloat16, false>(p, params.rope, how);
+    }
+    return;
+  }
+  for (AppendSide& side : p.sides) cut_anew(side, static_cast<std::int32_t>(kWarp));
+  launch(append_kernel, p, kCopiedRows, kAppendThreads, 0, how);
 }
 
 }  // namespace
 
-int append(const AppendParams& p, CUstream_st* stream) {
-  if (p.batch.num_tokens == 0) return 0;
-  if (!fits_vectors(p)) {
-    const Shape s = shape_of(p, 1);
-    const std::uint32_t units = (s.units + kWarp - 1) / kWarp * kWarp;
-    append_elements_kernel<<<grid_for(p.batch.num_tokens, 1),
-                             min(units, std::uint32_t{kAppendThreads}), turns_bytes(p, 1),
-                             stream>>>(p, s, rotation_of<Rotation::Many>(p.rope));
-  } else if (p.kv.dtype == DType::F32) {
-    launch_vectors<float>(p, stream);
-  } else if (p.kv.dtype == DType::F16) {
-    launch_vectors<__half>(p, stream);
+bool append_may_overlap() {
+  // Before 12.3 a launch that overlaps could not be captured.
+  constexpr int kLeastDriver = 12'030;
+  constexpr int kLeastPtx = 90;
+  int driver = 0;
+  cudaFuncAttributes attributes{};
+  const bool known = cudaDriverGetVersion(&driver) == cudaSuccess &&
+                     cudaFuncGetAttributes(&attributes, append_kernel) == cudaSuccess;
+  static_cast<void>(cudaGetLastError());
+  return known && driver >= kLeastDriver && attributes.ptxVersion >= kLeastPtx;
+}
+
+int append(const AppendParams& p, bool overlaps, CUstream_st* stream) {
+  const std::int64_t tokens = min(std::int64_t{p.batch.num_tokens}, p.batch.max_token_slots);
+  if (tokens == 0) return 0;
+  if (fits_vectors(p)) {
+    launch_vectors(p, tokens, overlaps, stream);
   } else {
-    launch_vectors<__nv_bfloat16>(p, stream);
+    Frequencies<kMaxRotaryPairs> frequencies{};
+    if (p.rope.rotary_dim > 0) fill_frequencies(p.rope, frequencies.values);
+    const std::size_t turns = static_cast<std::size_t>(p.rope.rotary_dim / 2) * sizeof(Turn);
+    append_elements_kernel<<<grid_for(tokens, 1), kAppendThreads, turns, stream>>>(p, frequencies);
   }
   return launched();
 }

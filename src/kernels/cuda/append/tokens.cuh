@@ -1,83 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the blocks of both append kernels have in common: looking up the tokens of a block, the
-// turns of RoPE, and how K and V lie side by side in a token's work.
+// What append's kernels are told, and what they have in common: where a new token comes from and
+// where it goes.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/common/rope.cuh"
-#include "kernels/cuda/common/step.cuh"
+#include "kernels/params.h"
 
 namespace octavo::kernels::cuda {
 
 inline constexpr int kAppendThreads = 256;
-inline constexpr int kMaxTokensPerBlock = 16;
 
-/// A token of a block, in elements.
-struct BlockToken {
-  std::int64_t k_from, v_from;    // head 0 in the new tokens
-  std::int64_t k_to, v_to;        // head 0 of the slot
-  std::int64_t k_clear, v_clear;  // head 0 of the first slot to clear
-  std::int64_t position;          // for RoPE
-  std::int32_t num_clear;         // slots behind the token to clear
-  bool valid;
+/// K or V as rows of vectors of 16 bytes: heads, or a token's dense heads cut anew. Strides are in
+/// bytes.
+struct AppendSide {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::int64_t from_batch_stride = 0;
+  std::int64_t from_token_stride = 0;
+  std::int64_t from_row_stride = 0;
+  std::int64_t to_page_stride = 0;
+  std::int64_t to_slot_stride = 0;
+  std::int64_t to_row_stride = 0;
+  std::int32_t num_rows = 0;
+  std::int32_t num_columns = 0;
 };
 
-/// A thread's part of a token: head 0 … of K, then of V, in units (vectors or elements).
-struct HeadPart {
-  bool is_key;
-  std::int32_t head;
-  std::int32_t unit;
+struct VectorAppend {
+  AppendSide sides[2];  // K, V
+  const TokenSlot* slots = nullptr;
+  const TokenIndex* indices = nullptr;  // null: tokens are packed
+  const std::int32_t* num_tokens = nullptr;
+  std::int64_t max_tokens = 0;
 };
-__device__ inline HeadPart part_of(std::uint32_t r, std::uint32_t k_units,
-                                   std::uint32_t k_head_units, std::uint32_t v_head_units) {
-  const bool is_key = r < k_units;
-  const std::uint32_t in = is_key ? r : r - k_units;
-  const std::uint32_t per_head = is_key ? k_head_units : v_head_units;
-  return {is_key, static_cast<std::int32_t>(in / per_head),
-          static_cast<std::int32_t>(in % per_head)};
+
+/// RoPE as the kernel over vectors sees it.
+struct VectorRope {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  std::int64_t num_table_positions = 0;
+  const std::int32_t* positions = nullptr;
+  std::int32_t rotary_dim = 0;
+};
+
+/// The rows of token `token` in the new tokens.
+__device__ inline const std::byte* rows_from(const VectorAppend& p, const AppendSide& side,
+                                             std::int64_t token) {
+  if (p.indices == nullptr) return side.from + token * side.from_token_stride;
+  const TokenIndex at = p.indices[token];
+  return side.from + at.b * side.from_batch_stride + at.i * side.from_token_stride;
 }
 
-/// By a whole warp; lane 0 writes the answer.
-__device__ inline void look_up_token(const AppendParams& p, std::int64_t token, BlockToken& to) {
-  const TokenPlace place = place_of_token(p.batch, token);
-  if ((threadIdx.y * blockDim.x + threadIdx.x) % kWarp != 0) return;
-  const std::int32_t b = place.b;
-  const std::int64_t position = std::int64_t{place.kv_len} - place.num_new + place.i;
-  to.valid = false;
-  to.num_clear = 0;
-  if (b < 0 || position < 0) return;
-  const auto page_size = static_cast<std::uint32_t>(p.kv.page_size);
-  const auto page_idx = static_cast<std::uint32_t>(position) / page_size;
-  std::int64_t page = place.row;
-  if (p.batch.page_table != nullptr) {
-    page = p.batch.page_table[page * p.batch.page_table_stride + page_idx];
-  }
-  to.valid = page >= 0 && page < p.kv.num_pages;
-  if (!to.valid) return;
-  const std::int64_t slot = static_cast<std::uint32_t>(position) - page_idx * page_size;
-  to.k_from = token_offset(p.k_layout, p.batch, b, place.i);
-  to.v_from = token_offset(p.v_layout, p.batch, b, place.i);
-  to.k_to = page * p.kv.k.page_stride + slot * p.kv.k.slot_stride;
-  to.v_to = page * p.kv.v.page_stride + slot * p.kv.v.slot_stride;
-  to.position = p.rope.positions != nullptr ? p.rope.positions[token] : position;
-  // Slots to clear lie in the page of the sequence's last token, which it owns alone.
-  if (p.batch.clear_lens != nullptr && place.i == place.num_new - 1) {
-    to.num_clear = p.batch.clear_lens[b];
-    to.k_clear = to.k_to + p.kv.k.slot_stride;
-    to.v_clear = to.v_to + p.kv.v.slot_stride;
-  }
+__device__ inline std::byte* rows_to(const AppendSide& side, const TokenSlot& slot) {
+  return side.to + slot.page * side.to_page_stride + slot.slot * side.to_slot_stride;
 }
 
-/// Turns [tokens, pairs] of a block's tokens.
-__device__ inline void make_turns(const AppendParams& p, const double* frequencies,
-                                  const BlockToken* tokens, int num_tokens, Turn* turns) {
-  const int pairs = p.rope.rotary_dim / 2;
-  const auto thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
-  for (int w = thread; w < num_tokens * pairs; w += static_cast<int>(blockDim.x * blockDim.y)) {
-    const BlockToken& token = tokens[w / pairs];
-    if (token.valid) turns[w] = turn_at(p.rope, frequencies, token.position, w % pairs);
-  }
+__device__ inline TokenSlot load_slot(const TokenSlot* from) {
+  const int4 bits = *reinterpret_cast<const int4*>(from);
+  return {bits.x, bits.y, bits.z, bits.w};
+}
+__device__ inline uint4 load_vector(const std::byte* from) {
+  return __ldcs(reinterpret_cast<const uint4*>(from));
+}
+__device__ inline void store_vector(std::byte* to, uint4 bits) {
+  *reinterpret_cast<uint4*>(to) = bits;
 }
 
 }  // namespace octavo::kernels::cuda

@@ -21,6 +21,30 @@ __device__ void check_offsets(const CallersStep& step, int& first) {
   }
 }
 
+struct PlannedSequence {
+  std::int32_t b = 0;
+  std::int32_t kv_len = 0;  // 0: nothing is written
+  std::int32_t row = 0;
+  const std::int32_t* pages = nullptr;  // null: the row is the page
+};
+
+/// The slots of a sequence's new tokens, by `threads` threads.
+__device__ void write_tokens(const CallersStep& step, const PlannedStep& to,
+                             const PlannedSequence& sequence, int lane, int threads) {
+  const std::int32_t begin = step.batch.token_offsets[sequence.b];
+  const std::int32_t num_new = step.batch.token_offsets[sequence.b + 1] - begin;
+#pragma unroll 4
+  for (std::int32_t i = lane; i < num_new; i += threads) {
+    TokenSlot slot = slot_without_page(step, sequence.kv_len, num_new, i);
+    if (slot.page >= 0) {
+      slot.page =
+          sequence.pages == nullptr ? sequence.row : sequence.pages[slot.position / step.page_size];
+    }
+    to.token_slots[begin + i] = slot;
+    to.token_indices[begin + i] = {sequence.b, i};
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     plan_step_kernel(const __grid_constant__ CallersStep step,
                      const __grid_constant__ PlannedStep to, int threads_per_seq) {
@@ -65,23 +89,28 @@ __global__ void __launch_bounds__(kThreads)
     }
     to.faults[n] = whole;
   }
-  if (!is_seq || lane != 0) return;
+  if (!is_seq) return;
   const int bad_page = first_bad_page[in_block];
   if (bad_page != kNone) fault = {Fault::Page, bad_page, pages[bad_page]};
   const bool good = has_tokens && fault.kind == Fault::None && kv_len > 0;
+  if (has_tokens) write_tokens(step, to, {b, good ? kv_len : 0, row, pages}, lane, threads_per_seq);
+  if (lane != 0) return;
   to.token_offsets[b + 1] = has_tokens ? step.batch.token_offsets[b + 1] : 0;
   to.kv_lens[b] = good ? kv_len : 0;
   to.rows[b] = good ? row : 0;
   to.faults[b] = fault;
 }
 
-/// Threads for the longest row, 8 entries a thread: from a warp to the block.
+/// Threads of a sequence, from a warp to the block: for the longest row 8 entries a thread, and as
+/// many tokens where there are few sequences.
 int threads_for(const CallersStep& step) {
-  constexpr std::int64_t kEntries = 8;
+  constexpr std::int64_t kEach = 8;
+  constexpr std::int64_t kFewSequences = 512;
+  const std::int64_t entries =
+      step.batch.page_table == nullptr ? 0 : step.maxima.max_kv_len / step.page_size + 1;
+  const std::int64_t tokens = step.batch.num_seqs <= kFewSequences ? step.maxima.max_new_tokens : 0;
   int threads = static_cast<int>(kWarp);
-  if (step.batch.page_table == nullptr) return threads;
-  const std::int64_t longest = step.maxima.max_kv_len / step.page_size + 1;
-  while (threads < kThreads && threads * kEntries < longest) threads *= 2;
+  while (threads < kThreads && threads * kEach < max(entries, tokens)) threads *= 2;
   return threads;
 }
 

@@ -36,6 +36,8 @@ struct PlannedStep {
   std::int32_t* kv_lens = nullptr;        ///< [num_seqs]
   std::int32_t* rows = nullptr;           ///< [num_seqs]
   PlanFault* faults = nullptr;            ///< [num_seqs + 1]
+  TokenSlot* token_slots = nullptr;       ///< [maxima.num_tokens], those of the step are written
+  TokenIndex* token_indices = nullptr;    ///< Likewise.
 };
 
 /// What is wrong with offsets b and b + 1; b < num_seqs.
@@ -58,6 +60,15 @@ constexpr PlanFault length_fault(const CallersStep& step, std::int32_t kv_len, s
     return {Fault::Length, 0, kv_len};
   if (kv_len > 0 && (row < 0 || row >= step.num_rows)) return {Fault::Row, 0, row};
   return {};
+}
+
+/// Where new token `i` of `num_new` goes, but for its page: nowhere when the new tokens are more
+/// than the sequence.
+constexpr TokenSlot slot_without_page(const CallersStep& step, std::int32_t kv_len,
+                                      std::int32_t num_new, std::int32_t i) {
+  const std::int32_t position = kv_len - num_new + i;
+  if (position < 0) return {};
+  return {0, position % step.page_size, position, 0};
 }
 
 constexpr bool is_page(const CallersStep& step, std::int32_t page) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scatter: a thread for each sequence and for each page-table entry; bound by the latency of one
-// read over the bus. Copies: bound by memory; a block moves a part of one page of one layer's K or
+// Scatter: a thread for each new token and for each page-table entry; bound by the latency of two
+// reads over the bus. Copies: bound by memory; a block moves a part of one page of one layer's K or
 // V, 16 bytes a thread where strides allow.
 #include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/common/step.cuh"
 #include "kernels/cuda/step/step.h"
 
 namespace octavo::kernels::cuda {
@@ -11,21 +12,100 @@ namespace {
 constexpr int kThreads = 256;
 constexpr std::int64_t kChunksPerBlock = 4 * kThreads;
 
-__global__ void scatter_step_kernel(const __grid_constant__ ScatterParams p) {
-  const std::int64_t begin = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
-  if (p.has_sequences) {
-    for (std::int64_t b = begin; b < p.to.max_num_seqs; b += stride) {
-      const bool live = b < p.num_seqs;
-      p.to.rows[b] = live ? p.rows[b] : 0;
-      p.to.kv_lens[b] = live ? p.kv_lens[b] : 0;
-      p.to.clear_lens[b] = live ? p.clear_lens[b] : 0;
-      p.to.token_offsets[b + 1] = live ? p.token_offsets[b + 1] : p.num_tokens;
-    }
-    if (begin == 0) p.to.token_offsets[0] = 0;
+/// What a block looks at: the sequences of a lane each.
+constexpr int kGroup = static_cast<int>(kWarp);
+constexpr std::int64_t kWorkPerBlock = 4 * kThreads;
+
+struct Group {
+  std::int32_t token_offsets[kGroup + 1];
+  std::int32_t entry_offsets[kGroup + 1];
+  std::int32_t first_entries[kGroup];
+  std::int32_t kv_lens[kGroup];
+  std::int32_t rows[kGroup];
+  std::int32_t clear_lens[kGroup];
+};
+
+/// The last of `count` > 0 sequences that begins at or before `at`.
+__device__ int sequence_at(const std::int32_t* offsets, int count, std::int32_t at) {
+  int low = 0;
+  for (int high = count; high - low > 1;) {
+    const int middle = (low + high) / 2;
+    (offsets[middle] <= at ? low : high) = middle;
   }
-  for (std::int64_t e = begin; e < p.num_entries; e += stride) {
-    p.to.page_table[p.entry_places[e]] = p.entry_values[e];
+  return low;
+}
+
+/// Every array by a warp of its own, so that all arrive after one trip over the bus.
+__device__ void load_group(const ScatterParams& p, std::int32_t first, int count, Group& group) {
+  const auto lane = static_cast<int>(threadIdx.x % kWarp);
+  const auto load = [&](std::int32_t* to, const std::int32_t* from, int size) {
+    for (int s = lane; s < size; s += kGroup) to[s] = from[first + s];
+  };
+  switch (threadIdx.x / kWarp) {
+    case 0:
+      return load(group.token_offsets, p.token_offsets, count + 1);
+    case 1:
+      return load(group.entry_offsets, p.entry_offsets, count + 1);
+    case 2:
+      return load(group.first_entries, p.first_entries, count);
+    case 3:
+      return load(group.kv_lens, p.kv_lens, count);
+    case 4:
+      return load(group.rows, p.rows, count);
+    case 5:
+      return load(group.clear_lens, p.clear_lens, count);
+    default:
+      return;
+  }
+}
+
+/// Blocks are [groups of sequences, parts of their tokens and entries].
+__global__ void __launch_bounds__(kThreads)
+    scatter_step_kernel(const __grid_constant__ ScatterParams p) {
+  __shared__ Group group;
+  const auto first = static_cast<std::int32_t>(blockIdx.x) * kGroup;
+  const int count = max(0, min(kGroup, p.num_seqs - first));
+  load_group(p, first, count, group);
+  const auto thread = static_cast<int>(blockIdx.y * kThreads + threadIdx.x);
+  const auto threads = static_cast<int>(gridDim.y * kThreads);
+  for (std::int64_t b = p.num_seqs + std::int64_t{blockIdx.x} * threads + thread;
+       b < p.to.max_num_seqs; b += std::int64_t{gridDim.x} * threads) {
+    p.to.rows[b] = 0;
+    p.to.kv_lens[b] = 0;
+    p.to.clear_lens[b] = 0;
+    p.to.token_offsets[b + 1] = p.num_tokens;
+  }
+  if (blockIdx.x == 0 && thread == 0) p.to.token_offsets[0] = 0;
+  __syncthreads();
+  if (thread < count) {
+    p.to.rows[first + thread] = group.rows[thread];
+    p.to.kv_lens[first + thread] = group.kv_lens[thread];
+    p.to.clear_lens[first + thread] = group.clear_lens[thread];
+    p.to.token_offsets[first + thread + 1] = group.token_offsets[thread + 1];
+  }
+  if (count == 0) return;
+
+  const std::int32_t end_entry = p.first_entry + p.num_entries;
+  for (std::int32_t e = max(group.entry_offsets[0], p.first_entry) + thread;
+       e < min(group.entry_offsets[count], end_entry); e += threads) {
+    const int s = sequence_at(group.entry_offsets, count, e);
+    p.to.page_table[group.rows[s] * p.to.page_table_stride + group.first_entries[s] + e -
+                    group.entry_offsets[s]] = p.entries[e - p.first_entry];
+  }
+#pragma unroll 2
+  for (std::int32_t token = group.token_offsets[0] + thread; token < group.token_offsets[count];
+       token += threads) {
+    const int s = sequence_at(group.token_offsets, count, token);
+    const std::int32_t i = token - group.token_offsets[s];
+    const std::int32_t behind = group.token_offsets[s + 1] - token;  // this one included
+    const std::int32_t position = group.kv_lens[s] - behind;
+    const std::int32_t page_idx = position / p.page_size;
+    // Every page that a step writes to is among its entries.
+    const std::int32_t e = group.entry_offsets[s] + page_idx - group.first_entries[s];
+    if (e < p.first_entry || e >= end_entry) continue;
+    p.to.token_slots[token] = {p.entries[e - p.first_entry], position - page_idx * p.page_size,
+                               position, behind == 1 ? group.clear_lens[s] : 0};
+    p.to.token_indices[token] = {first + s, i};
   }
 }
 
@@ -79,9 +159,9 @@ PageCopyParams widened(PageCopyParams p, std::int64_t count) {
 }  // namespace
 
 int scatter_step(const ScatterParams& params, CUstream_st* stream) {
-  const std::int64_t work =
-      max(params.has_sequences ? params.to.max_num_seqs : 0, params.num_entries);
-  scatter_step_kernel<<<min(grid_for(work, kThreads), 512U), kThreads, 0, stream>>>(params);
+  const std::int64_t work = max(params.num_tokens, params.num_entries);
+  const dim3 grid(grid_for(params.num_seqs, kGroup), min(grid_for(work, kWorkPerBlock), 64U));
+  scatter_step_kernel<<<grid, kThreads, 0, stream>>>(params);
   return launched();
 }
 

@@ -14,30 +14,39 @@ struct CUstream_st;
 
 namespace octavo::kernels::cuda {
 
-/// The device's arrays of a step, at fixed addresses sized by max_num_seqs. Behind the step's
-/// sequences they say: no tokens, no length.
+/// The device's arrays of a step, at fixed addresses sized by what the cache can hold. Behind the
+/// step's sequences they say: no tokens, no length.
 struct ResidentStep {
   std::int32_t* token_offsets = nullptr;  ///< [max_num_seqs + 1]
   std::int32_t* kv_lens = nullptr;        ///< [max_num_seqs]
   std::int32_t* rows = nullptr;           ///< [max_num_seqs]
   std::int32_t* clear_lens = nullptr;     ///< [max_num_seqs]
-  std::int32_t* page_table = nullptr;     ///< [max_num_seqs, max_pages_per_seq]
+  std::int32_t* page_table = nullptr;     ///< [max_num_seqs, page_table_stride]
+  TokenSlot* token_slots = nullptr;       ///< [max_tokens]
+  TokenIndex* token_indices = nullptr;    ///< [max_tokens]
   std::int32_t max_num_seqs = 0;
+  std::int64_t page_table_stride = 0;
+  std::int64_t max_tokens = 0;
 };
 
+/// A step, or one part of its page-table entries with what the others say of the sequences
+/// repeated.
 struct ScatterParams {
   ResidentStep to;
-  bool has_sequences = true;  ///< False: only entries, the rest of a long list.
+  std::int32_t page_size = 0;
   std::int32_t num_seqs = 0;
   std::int32_t num_tokens = 0;
   const std::int32_t* token_offsets = nullptr;  ///< [num_seqs + 1]
   const std::int32_t* kv_lens = nullptr;
   const std::int32_t* rows = nullptr;
   const std::int32_t* clear_lens = nullptr;
+  const std::int32_t* first_entries = nullptr;  ///< As a StepPlan's.
+  const std::int32_t* entry_offsets = nullptr;  ///< [num_seqs + 1]
+  const std::int32_t* entries = nullptr;        ///< [num_entries], from entry first_entry on
+  std::int32_t first_entry = 0;
   std::int32_t num_entries = 0;
-  const std::int64_t* entry_places = nullptr;  ///< [num_entries], elements of page_table
-  const std::int32_t* entry_values = nullptr;  ///< [num_entries], page ids
 };
+/// Writes a token's slot in the part that has its page.
 int scatter_step(const ScatterParams& params, CUstream_st* stream);
 
 /// Copies in one launch: no destination is another's source or destination.
