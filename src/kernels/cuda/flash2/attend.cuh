@@ -14,9 +14,6 @@
 #include "kernels/cuda/flash2/products.cuh"
 #include "kernels/cuda/flash2/results.cuh"
 
-#ifndef SPREAD
-#define SPREAD 1
-#endif
 namespace octavo::kernels::flash2 {
 
 /// Products of some rows with the keys from first_key on to weights, and what they do to the sums.
@@ -84,7 +81,7 @@ __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
     const int to = stage == 0 ? ConfigT::kStages - 1 : stage - 1;
     const bool loads = tile + kAhead < end_tile;
     SpreadCopies copies = loader.spread(buffers.k(to), buffers.v(to));
-    copies.wanted = (SPREAD != 0) && copies.wanted && loads && is_here && has_rows;
+    copies.wanted = copies.wanted && loads && is_here && has_rows;
     if (loads && !copies.wanted) {
       loader.load_keys(buffers.k(to));
       loader.load_values(buffers.v(to));

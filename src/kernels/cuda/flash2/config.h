@@ -41,11 +41,7 @@ struct TileConfig {
 };
 
 using Head64 = TileConfig<64, 4, 2, 64, 3, 2>;
-#ifdef WIDE
-using Head128 = TileConfig<128, 8, 1, 64, 2, 2>;
-#else
 using Head128 = TileConfig<128, 4, 2, 64, 2, 2>;
-#endif
 using Head256 = TileConfig<256, 8, 1, 64, 2, 1>;
 /// For multiprocessors with less shared memory than Head256 takes (sm80: 163 KB, sm86, sm89: 99 KB
 /// a block).

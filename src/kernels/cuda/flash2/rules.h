@@ -21,10 +21,7 @@ inline constexpr std::int64_t kTargetItems = 256;
 inline constexpr std::int64_t kInvariantTargetItems = 64;
 /// Fewest key tiles of a split and of a slot.
 inline constexpr std::int64_t kMinSplitTiles = 4;
-#ifndef OCTAVO_MIN_SLOT
-#define OCTAVO_MIN_SLOT 1
-#endif
-inline constexpr std::int32_t kMinSlotTiles = OCTAVO_MIN_SLOT;
+inline constexpr std::int32_t kMinSlotTiles = 1;
 inline constexpr std::int64_t kMostUnits = 0x40000000;
 /// Most slots of a step, whatever the device.
 inline constexpr std::int32_t kMaxSlots = 1024;
