@@ -113,11 +113,9 @@ bool has_own_rows(Backend backend, const Request& request) {
   return backend == Backend::Fused && on_gpu(request);
 }
 
-/// Under Auto, `flash2` waits until it was measured (src/kernels/cuda/flash2/README.md). `fused`
-/// waits until cuDNN's decode gives the same bits each time (src/kernels/cudnn/README.md), and is
-/// left out where it is slow; naming it takes it.
+/// Under Auto, `fused` waits until cuDNN's decode gives the same bits each time
+/// (src/kernels/cudnn/README.md), and is left out where it is slow; naming it takes it.
 bool taken_unnamed(Backend backend, const Request& request) {
-  if (backend == Backend::Flash2) return false;
   if (backend != Backend::Fused) return true;
   return request.machine.fused_repeats &&
          !kernels::fused::is_slow(request.fused.q_len, request.fused.kv_len);

@@ -129,12 +129,16 @@ TEST(FeatureTable, SaysWhatFlash2Lacks) {
   EXPECT_THAT(missing(request), Contains("device cpu"));
 }
 
-TEST(FeatureTable, LeavesFlash2ToThoseWhoNameIt) {
-  EXPECT_NE(explain_all(Backend::Auto, on_gpu(90, DType::BF16)).chosen, Backend::Flash2);
+TEST(FeatureTable, PrefersFlash2OnAGpu) {
+  const auto missing = explain(Backend::Flash2, on_gpu(90, DType::BF16)).missing;
+  const Backend expected = missing.empty() ? Backend::Flash2 : Backend::Unfused;
+  EXPECT_EQ(choose(Backend::Auto, on_gpu(90, DType::BF16)), expected);
+  EXPECT_EQ(explain_all(Backend::Auto, on_gpu(90, DType::BF16)).chosen, expected);
 }
 
-TEST(FeatureTable, TakesUnfusedOnAGpuByItself) {
-  EXPECT_EQ(choose(Backend::Auto, on_gpu(90, DType::BF16)), Backend::Unfused);
+TEST(FeatureTable, TakesUnfusedByItselfForWhatFlash2Lacks) {
+  EXPECT_EQ(choose(Backend::Auto, on_gpu(90, DType::F32)), Backend::Unfused);
+  EXPECT_EQ(choose(Backend::Auto, on_gpu(75, DType::F16)), Backend::Unfused);
 }
 
 class Environment : public ::testing::Test {

@@ -139,9 +139,14 @@ void expect_the_plans_items(const AttendParams& params, const CutShape& shape, c
 void expect_even_slots(const CutShape& shape, const Step& step, std::int32_t most_slots,
                        const CutBounds& bounds) {
   std::int32_t units = 0;
-  for (std::size_t b = 0; b < step.kv_lens.size(); ++b)
-    units += units_of(shape, step.new_tokens(b), step.kv_lens[b]) * shape.head_tiles;
-  const Slots slots = slots_of(units, std::min(most_slots, bounds.num_slots));
+  std::set<std::int32_t> kinds;
+  for (std::size_t b = 0; b < step.kv_lens.size(); ++b) {
+    const std::int32_t own = units_of(shape, step.new_tokens(b), step.kv_lens[b]);
+    units += own * shape.head_tiles;
+    if (own > 0) kinds.insert(own);
+  }
+  const Slots slots = slots_of(units, std::min(most_slots, bounds.num_slots),
+                               kinds.size() == 1 ? *kinds.begin() : 0);
   ASSERT_LE(slots.count, bounds.num_slots);
   ASSERT_GE(std::int64_t{slots.count} * slots.run, units);
   if (units > 0) {
@@ -184,6 +189,17 @@ TEST(Flash2Cut, DealsEveryStepWithinItsBounds) {
     expect_even_slots(shape, step, most_slots, bounds);
     if (HasFatalFailure()) return;
   }
+}
+
+TEST(Flash2Cut, KeepsEqualSequencesWholeWhereThatCostsLittle) {
+  const auto run_of = [](std::int32_t each, std::int32_t count, std::int32_t most_slots) {
+    return slots_of(each * count, most_slots, each).run;
+  };
+  EXPECT_EQ(run_of(128, 512, 264), 256);            // two of them a slot: 256 slots of 264
+  EXPECT_EQ(run_of(128, 128, 264), 64);             // half of one
+  EXPECT_EQ(run_of(512, 8, 264), 16);               // a 32nd
+  EXPECT_EQ(run_of(128, 160, 264), 78);             // would be 128
+  EXPECT_EQ(slots_of(128 * 512, 264, 0).run, 249);  // of different lengths
 }
 
 TEST(Flash2Cut, TakesLittleWorkspaceForLongPrompts) {
@@ -253,7 +269,7 @@ TEST(Flash2Cut, InstancesFitTheDevice) {
   EXPECT_EQ(instance_of(128, 128, kH200Smem).blocks, 2);
   EXPECT_EQ(instance_of(128, 128, kSmallSmem).blocks, 1);
   EXPECT_EQ(instance_of(8, 128, kH200Smem).dim, 64);
-  EXPECT_EQ(instance_of(128, 16, kH200Smem).blocks, 3);
+  EXPECT_EQ(instance_of(64, 16, kH200Smem).blocks, 4);
   EXPECT_EQ(instance_of(128, 16, kSmallSmem).blocks, 1);
   EXPECT_EQ(instance_of(128, 17, kH200Smem).rows, 32);
   EXPECT_EQ(instance_of(128, 33, kH200Smem).rows, 128);

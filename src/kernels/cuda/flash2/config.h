@@ -52,9 +52,9 @@ static_assert(Head128::kSmemBytes <= 99 * 1024 && Head256Small::kSmemBytes <= 99
 template <int kRowTiles>
 using Few64 = TileConfig<64, 4, kRowTiles, 64, 3, kRowTiles == 1 ? 4 : 3, true>;
 template <int kRowTiles>
-using Few128 = TileConfig<128, 4, kRowTiles, 64, 2, kRowTiles == 1 ? 3 : 2, true>;
+using Few128 = TileConfig<128, 4, kRowTiles, 64, 2, 2, true>;
 template <int kRowTiles>
-using Few256 = TileConfig<256, 4, kRowTiles, 32, 2, kRowTiles == 1 ? 3 : 2, true>;
+using Few256 = TileConfig<256, 4, kRowTiles, 32, 2, 2, true>;
 inline constexpr std::int32_t kMostFewRows = 32;
 
 /// What a host needs to know of the configuration of a call.

@@ -132,12 +132,21 @@ class SlotWalk {
   __device__ static Slots slots(const Work& w) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     std::int32_t units = 0;
-    for (std::int32_t b = lane; b < w.attend.batch.num_seqs; b += kLanes)
-      units += units_of_row(w, b);
+    std::int32_t fewest = kMostUnits;
+    std::int32_t most = 0;
+    for (std::int32_t b = lane; b < w.attend.batch.num_seqs; b += kLanes) {
+      const std::int32_t own = units_of_row(w, b);
+      units += own;
+      most = max(most, own);
+      if (own > 0) fewest = min(fewest, own);
+    }
 #pragma unroll
-    for (int apart = 1; apart < kLanes; apart *= 2)
+    for (int apart = 1; apart < kLanes; apart *= 2) {
       units += __shfl_xor_sync(kAllLanes, units, apart);
-    return slots_of(units * w.shape.head_tiles, w.max_slots);
+      most = max(most, __shfl_xor_sync(kAllLanes, most, apart));
+      fewest = min(fewest, __shfl_xor_sync(kAllLanes, fewest, apart));
+    }
+    return slots_of(units * w.shape.head_tiles, w.max_slots, fewest == most ? most : 0);
   }
 
   __device__ SlotWalk(const Work& w, Slots slots, std::int32_t slot)

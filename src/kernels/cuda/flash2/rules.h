@@ -158,10 +158,18 @@ struct Slots {
   std::int32_t count = 0;
   std::int32_t run = 1;  ///< Units of a slot; the last may have fewer.
 };
-constexpr Slots slots_of(std::int32_t units, std::int32_t most_slots) {
+/// `each`: the units of every sequence and head tile where all have as many, else 0. Sharing one
+/// between slots costs a meeting of blocks, so that slots are made whole ones, or even parts of
+/// one, where that makes them at most a sixteenth longer.
+constexpr Slots slots_of(std::int32_t units, std::int32_t most_slots, std::int32_t each) {
   if (units == 0) return {};
-  const auto wanted = static_cast<std::int32_t>(ceil_div(units, most_slots));
-  const std::int32_t run = wanted > kMinSlotTiles ? wanted : kMinSlotTiles;
+  const auto even = static_cast<std::int32_t>(ceil_div(units, most_slots));
+  std::int32_t run = even > kMinSlotTiles ? even : kMinSlotTiles;
+  if (each > 0) {
+    const std::int32_t whole = run >= each ? static_cast<std::int32_t>(ceil_div(run, each)) * each
+                                           : static_cast<std::int32_t>(ceil_div(each, each / run));
+    if (whole - run <= run / 16) run = whole;
+  }
   return {static_cast<std::int32_t>(ceil_div(units, run)), run};
 }
 
