@@ -37,7 +37,7 @@ class GpuCache {
   virtual ~GpuCache() = default;
 
   /// Uploads the plan and runs its page copies. One upload as long as a step changes at most
-  /// kEntriesPerUpload entries. Waits only when the ring is full of steps not yet run.
+  /// kEntriesPerUpload entries. Waits for nothing as long as at most 8 uploads are not yet run.
   virtual void begin(const detail::PlanData& plan, const GpuStorage& storage, Stream stream) = 0;
 
   /// The begun step, in device memory, as kernels for so many sequences and tokens see it.
