@@ -102,9 +102,11 @@ class FilledCache {
   std::unique_ptr<StepPlan> plan_;
 };
 
+enum class Calls { Captured, Eager };
+
 /// Microseconds of a layer's attention.
 double time_attention(GpuClock& clock, FilledCache& filled, const Heads& heads, Mask mask,
-                      Backend backend, int launches) {
+                      Backend backend, int launches, Calls calls = Calls::Captured) {
   const std::int64_t tokens = filled.plan().num_tokens();
   const DeviceMemory q = numbers(tokens * heads.q * heads.dim);
   const DeviceMemory out(kGpu, q.size());
@@ -118,10 +120,12 @@ double time_attention(GpuClock& clock, FilledCache& filled, const Heads& heads, 
   LayerInputs inputs;
   inputs.q = ConstTensorView(q.data(), DType::BF16, {tokens, heads.q, heads.dim}, kGpu);
   const TensorView to(out.data(), DType::BF16, {tokens, heads.q, heads.dim}, kGpu);
-  return clock.in_graph(launches, [&](int i) {
+  const auto enqueue = [&](int i) {
     attention.attend(filled.plan(), filled.cache(), i % filled.config().num_layers, inputs, to,
                      nullptr, clock.stream());
-  });
+  };
+  return calls == Calls::Captured ? clock.in_graph(launches, enqueue)
+                                  : clock.in_stream(launches, enqueue);
 }
 
 std::vector<SequenceStep> sequences(std::int32_t count, std::int64_t tokens) {
@@ -152,10 +156,15 @@ void bench_prefills(GpuClock& clock, const Report& report, Backend backend) {
         if (!report.wants(name)) continue;
         FilledCache filled(heads, page_size, sequences(c.batch, 0), sequences(c.batch, c.len),
                            clock.stream());
-        const double us = time_attention(clock, filled, heads, mask, backend, kLaunches);
-        const double products = 4.0 * c.batch * c.heads * c.dim * std::pow(c.len, 2.0);
-        report.line(name, to_string(backend), us, 0.0,
-                    mask == Mask::Causal ? products / 2.0 : products);
+        const double all = 4.0 * c.batch * c.heads * c.dim * std::pow(c.len, 2.0);
+        const double products = mask == Mask::Causal ? all / 2.0 : all;
+        report.line(name, to_string(backend),
+                    time_attention(clock, filled, heads, mask, backend, kLaunches), 0.0, products);
+        if (backend != Backend::Fused || page_size != 0) continue;
+        // Captured calls go by a table, eager ones over sequences in order without.
+        report.line(name + ", eager", to_string(backend),
+                    time_attention(clock, filled, heads, mask, backend, kLaunches, Calls::Eager),
+                    0.0, products);
       }
     }
   }
