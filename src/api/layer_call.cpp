@@ -103,7 +103,7 @@ void LayerCall::append(Stream stream) {
   if (impl_.gpu != nullptr) {
     impl_.gpu->append(append_params_, stream);
   } else {
-    dispatch::append(append_params_);
+    dispatch::append(append_params_, impl_.begun.data()->memory);
   }
 }
 
@@ -111,8 +111,8 @@ void LayerCall::attend(Stream stream) {
   if (impl_.gpu != nullptr) {
     impl_.gpu->attend(backend_, attend_params_, lengths_, stream);
   } else {
-    dispatch::attend(backend_, config_.batch_invariant, attend_params_,
-                     impl_.begun.data()->schedules, impl_.workspace);
+    dispatch::attend(backend_, config_.batch_invariant, attend_params_, impl_.begun.data()->memory,
+                     impl_.workspace);
   }
 }
 
