@@ -242,7 +242,7 @@ Explanation explain(const AttentionConfig& config, const KvView& cache, const La
     params.rope.rotary_dim = inputs.rope == nullptr ? 0 : 1;
     kernels::fused::describe(params, request.fused);
   }
-  return dispatch::explain_all(c.backend, request);
+  return dispatch::explain_all(c.backend, dispatch::or_environments(c.backend), request);
 }
 
 }  // namespace octavo

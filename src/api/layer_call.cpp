@@ -75,9 +75,10 @@ void check_begun(const StepPlan& plan, const detail::CacheImpl& impl) {
   }
 }
 
-LayerCall::LayerCall(const AttentionConfig& config, detail::CacheImpl& impl, std::int32_t layer,
+LayerCall::LayerCall(const Attention& attention, detail::CacheImpl& impl, std::int32_t layer,
                      const LayerInputs& inputs, Stream stream)
-    : config_(config),
+    : config_(attention.config()),
+      backend_(attention.backend()),
       impl_(impl),
       inputs_(inputs),
       guard_(impl.config.device),
@@ -91,11 +92,16 @@ LayerCall::LayerCall(const AttentionConfig& config, detail::CacheImpl& impl, std
 
 void LayerCall::check_append() {
   append_params_ = append_params(config_, inputs_, shape_, batches_, pages_);
+  appends_ = true;
 }
 
 void LayerCall::check_attend(const TensorView& out, const TensorView* lse) {
   attend_params_ = attend_params(config_, inputs_, shape_, batches_, pages_, out, lse);
-  backend_ = dispatch::choose(config_.backend, attend_request(config_, attend_params_, shape_));
+  if (appends_) {
+    check_apart("out", out, "k", inputs_.k);
+    check_apart("out", out, "v", inputs_.v);
+  }
+  backend_ = dispatch::choose(backend_, attend_request(config_, attend_params_, shape_));
   if (impl_.gpu != nullptr) impl_.gpu->check_attend(backend_, attend_params_, lengths_);
 }
 
