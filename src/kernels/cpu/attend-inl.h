@@ -256,7 +256,7 @@ class UnitKernel {
   // What a row's scores of a few keys, softmax step included, and their sums take, in one unit:
   // measured, by the numbers of multiply-adds and of reductions.
   [[nodiscard]] std::int64_t score_time() const {
-    return (products_ ? 5 : 8) * padded(p_.head_dim) / kMaxLanes + 40;
+    return (products_ ? 5 : 8) * padded(p_.head_dim) / kMaxLanes + 32;
   }
   [[nodiscard]] std::int64_t weigh_time() const { return 9 * padded(p_.head_dim_v) / kMaxLanes; }
 
