@@ -135,7 +135,8 @@ void append(const AppendParams& params, const float* turns) {
 
 void compute_turns(const StepBatch& batch, const RopeParams& rope, int num_threads, float* turns) {
   const RopeAngles angles(rope);
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (batch.num_tokens > kFewAngles)
+#pragma omp parallel for schedule(static) \
+    num_threads(num_threads) if (batch.num_tokens > kFewAngles)
   for (std::int32_t token = 0; token < batch.num_tokens; ++token) {
     const std::int32_t b = row_of_token(batch, token);
     static_cast<void>(angles.at(token, position_of(batch, b, token - batch.token_offsets[b]),

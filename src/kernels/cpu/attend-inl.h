@@ -52,7 +52,7 @@ class UnitKernel {
         p_(*unit.params),
         scratch_(*unit.scratch),
         group_(p_.num_q_heads / p_.num_kv_heads),
-        rows_(unit.num_tokens * group_),
+        rows_(std::int64_t{unit.num_tokens} * group_),
         q_stride_(padded(p_.head_dim)),
         v_stride_(padded(p_.head_dim_v)),
         products_(std::is_same_v<ElementsT, Bf16Elements> && is_direct(unit) &&
@@ -156,7 +156,7 @@ class UnitKernel {
       }
       if (direct) continue;
       float* block = q + r / kPackedRows * kPackedRows * q_stride_ + r % kPackedRows;
-      for (std::int32_t e = 0; e < p_.head_dim; ++e) block[e * kPackedRows] = row[e];
+      for (std::int32_t e = 0; e < p_.head_dim; ++e) block[std::int64_t{e} * kPackedRows] = row[e];
     }
   }
 
@@ -188,8 +188,8 @@ class UnitKernel {
     const auto step = whole ? soften<false> : soften<true>;
     for (int r = 0; r < count; ++r) {
       const std::int64_t row = first + r;
-      factors[r] = step(logits_of(h, row), spans[r], scores + r * kKeyTile, state.max[row],
-                        state.sum + row * kMaxLanes);
+      factors[r] = step(logits_of(h, row), spans[r], scores + std::int64_t{r} * kKeyTile,
+                        state.max[row], state.sum + row * kMaxLanes);
     }
   }
 
@@ -218,9 +218,9 @@ class UnitKernel {
       return;
     }
     for (int r = 0; r < kRows; ++r) {
-      weigh<ElementsT, Sums::Merge, 1, kDirectVectors>(scores + r * kKeyTile, v, spans[r].begin,
-                                                       spans[r].end, p_.head_dim_v, factors + r,
-                                                       to + r * v_stride_, v_stride_, ahead);
+      weigh<ElementsT, Sums::Merge, 1, kDirectVectors>(
+          scores + std::int64_t{r} * kKeyTile, v, spans[r].begin, spans[r].end, p_.head_dim_v,
+          factors + r, to + r * v_stride_, v_stride_, ahead);
     }
   }
 
