@@ -175,7 +175,8 @@ HWY_INLINE void dot_four_keys(FloatTag d, const float* HWY_RESTRICT q, std::int6
   }
   OCTAVO_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    store_sums(d, sums[r][0], sums[r][1], sums[r][2], sums[r][3], scores + r * kKeyTile + key);
+    store_sums(d, sums[r][0], sums[r][1], sums[r][2], sums[r][3],
+               scores + std::int64_t{r} * kKeyTile + key);
   }
 }
 
@@ -224,7 +225,7 @@ HWY_INLINE void weigh_dims(FloatTag d, const float* HWY_RESTRICT weights, const 
     }
     OCTAVO_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const FloatVec weight = hn::Set(d, weights[r * kKeyTile + key]);
+      const FloatVec weight = hn::Set(d, weights[std::int64_t{r} * kKeyTile + key]);
       OCTAVO_UNROLL
       for (int c = 0; c < kVectors; ++c) sums[r][c] = hn::MulAdd(weight, values[c], sums[r][c]);
     }
