@@ -30,6 +30,8 @@ struct AttentionConfig {
   float softcap = 0.0F;          ///< c > 0 turns a scaled logit s into c * tanh(s / c); 0 is off.
   bool batch_invariant = false;  ///< A sequence's bits don't depend on its batch mates. Costs some
                                  ///< balance across cores.
+  /// Under Auto, OCTAVO_BACKEND in the environment may name one. It is read when an Attention is
+  /// made, and by each call of the functions over a caller's cache.
   Backend backend = Backend::Auto;
   Compute compute = Compute::Same;
   std::int32_t num_threads = 0;  ///< Of the CPU backends; 0 is OpenMP's default.
@@ -60,7 +62,7 @@ struct Rope {
 /// head_dim_v], the leading axes as `format` says: bshd [num_seqs, L], sbhd [L, num_seqs], thd [T],
 /// where L >= the step's max_new_tokens and T >= num_tokens. Rows beyond a sequence's new tokens
 /// are padding and never read. Dtypes: F32, F16, BF16 each; the CPU converts k and v to the
-/// cache's. Strides: any; the last axis dense for `cpu`.
+/// cache's. Strides: any.
 struct LayerInputs {
   ConstTensorView q, k, v;
   TensorFormat format = TensorFormat::Thd;
@@ -98,8 +100,10 @@ class OCTAVO_EXPORT Attention {
   /// Shapes: out [.., num_q_heads, head_dim_v] in the inputs' format; lse (optional) F32 [>=
   /// num_tokens, num_q_heads], packed in batch order for every format, natural log, sinks left out.
   /// Padding rows of out become 0, of lse -inf. A row that sees no key gives 0 and -inf. Dtypes:
-  /// out is F32 or q's. Errors: InvalidArgument (nothing was changed), among them a plan that is
-  /// not the begun one; Unsupported. Sync: enqueues on `stream`; on the CPU, done when it returns.
+  /// out is F32 or q's. Overlap: out shares no element with q, k or v; on the CPU it may be q
+  /// itself (same data, dtype and strides). Errors: InvalidArgument (nothing was changed), among
+  /// them a plan that is not the begun one; Unsupported. Sync: enqueues on `stream`; on the CPU,
+  /// done when it returns.
   void forward(const StepPlan& plan, KvCache& cache, std::int32_t layer, const LayerInputs& inputs,
                const TensorView& out, const TensorView* lse = nullptr, Stream stream = {}) const;
 
@@ -113,11 +117,14 @@ class OCTAVO_EXPORT Attention {
 
   /// As given, with the defaults filled in.
   [[nodiscard]] const AttentionConfig& config() const noexcept { return config_; }
+  /// config().backend, or, where that is Auto, the one that the environment named.
+  [[nodiscard]] Backend backend() const noexcept { return backend_; }
   [[nodiscard]] const CacheConfig& cache_config() const noexcept { return cache_config_; }
 
  private:
   AttentionConfig config_;
   CacheConfig cache_config_;
+  Backend backend_;
 };
 
 /// A cache that the caller manages.

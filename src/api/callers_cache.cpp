@@ -184,9 +184,9 @@ void attend(const AttentionConfig& config, const KvView& cache, const StepArrays
   const kernels::AttendParams params =
       api::attend_params(c, inputs, shape, {batch, batch}, pages, out, lse);
   const Backend backend = dispatch::choose(c.backend, api::attend_request(c, params, shape));
-  plan::ScheduleSet schedules;
+  plan::StepMemory memory;
   device::HostBuffer workspace;
-  dispatch::attend(backend, c.batch_invariant, params, schedules, workspace);
+  dispatch::attend(backend, c.batch_invariant, params, memory, workspace);
 }
 
 void append_tokens(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
@@ -201,8 +201,10 @@ void append_tokens(const AttentionConfig& config, const KvView& cache, const Ste
   // Asked of the definition, which takes every layout: the append depends on nothing else.
   static_cast<void>(
       dispatch::choose(Backend::Unfused, dispatch::make_request(c, pages.dtype, cache.k.device)));
+  plan::StepMemory memory;
   dispatch::append(
-      api::append_params(c, inputs, step_shape(step, inputs.format), {batch, batch}, pages));
+      api::append_params(c, inputs, step_shape(step, inputs.format), {batch, batch}, pages),
+      memory);
 }
 
 Explanation explain(const AttentionConfig& config, const KvView& cache, const LayerInputs& inputs) {
@@ -241,7 +243,7 @@ Explanation explain(const AttentionConfig& config, const KvView& cache, const La
     params.rope.rotary_dim = inputs.rope == nullptr ? 0 : 1;
     kernels::fused::describe(params, request.fused);
   }
-  return dispatch::explain_all(c.backend, request);
+  return dispatch::explain_all(c.backend, dispatch::or_environments(c.backend), request);
 }
 
 }  // namespace octavo

@@ -59,8 +59,8 @@ GraphedStep::GraphedStep(const Attention& attention, KvCache& cache, const StepM
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto layer = static_cast<std::int32_t>(i);
     api::check_cache(cache, attention.cache_config(), layer);
-    calls.push_back(std::make_unique<api::LayerCall>(attention.config(), *impl_->cache, layer,
-                                                     inputs[i], Stream{}));
+    calls.push_back(
+        std::make_unique<api::LayerCall>(attention, *impl_->cache, layer, inputs[i], Stream{}));
     calls.back()->check_append();
     calls.back()->check_attend(layers[i].out, layers[i].lse ? &*layers[i].lse : nullptr);
   }

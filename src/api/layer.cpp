@@ -49,6 +49,8 @@ kernels::AttendParams attend_params(const AttentionConfig& config, const LayerIn
     base::throw_mismatch("out.dtype", fmt::format("f32 or {} (q's)", to_string(inputs.q.dtype)),
                          to_string(out.dtype));
   }
+  const bool in_place = shape.device.type == DeviceType::Cpu && same_view(out, inputs.q);
+  if (!in_place) check_apart("out", out, "q", inputs.q);
   set_lse(lse, shape.device, params);
   params.scale = config.softmax_scale;
   params.softcap = config.softcap;

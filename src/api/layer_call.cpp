@@ -88,9 +88,10 @@ void check_begun(const StepPlan& plan, const detail::CacheImpl& impl) {
   }
 }
 
-LayerCall::LayerCall(const AttentionConfig& config, detail::CacheImpl& impl, std::int32_t layer,
+LayerCall::LayerCall(const Attention& attention, detail::CacheImpl& impl, std::int32_t layer,
                      const LayerInputs& inputs, Stream stream)
-    : config_(config),
+    : config_(attention.config()),
+      backend_(attention.backend()),
       impl_(impl),
       inputs_(inputs),
       guard_(impl.config.device),
@@ -105,11 +106,16 @@ LayerCall::LayerCall(const AttentionConfig& config, detail::CacheImpl& impl, std
 
 void LayerCall::check_append() {
   append_params_ = append_params(config_, inputs_, shape_, batches_, pages_);
+  appends_ = true;
 }
 
 void LayerCall::check_attend(const TensorView& out, const TensorView* lse) {
   attend_params_ = attend_params(config_, inputs_, shape_, batches_, pages_, out, lse);
-  backend_ = dispatch::choose(config_.backend, attend_request(config_, attend_params_, shape_));
+  if (appends_) {
+    check_apart("out", out, "k", inputs_.k);
+    check_apart("out", out, "v", inputs_.v);
+  }
+  backend_ = dispatch::choose(backend_, attend_request(config_, attend_params_, shape_));
   if (impl_.gpu != nullptr) impl_.gpu->check_attend(backend_, attend_params_, lengths_);
 }
 
@@ -117,7 +123,7 @@ void LayerCall::append(Stream stream) {
   if (impl_.gpu != nullptr) {
     impl_.gpu->append(append_params_, stream);
   } else {
-    dispatch::append(append_params_);
+    dispatch::append(append_params_, impl_.begun.data()->memory);
   }
 }
 
@@ -125,8 +131,8 @@ void LayerCall::attend(Stream stream) {
   if (impl_.gpu != nullptr) {
     impl_.gpu->attend(backend_, attend_params_, lengths_, stream);
   } else {
-    dispatch::attend(backend_, config_.batch_invariant, attend_params_,
-                     impl_.begun.data()->schedules, impl_.workspace);
+    dispatch::attend(backend_, config_.batch_invariant, attend_params_, impl_.begun.data()->memory,
+                     impl_.workspace);
   }
 }
 

@@ -25,7 +25,7 @@ class LayerCall {
  public:
   /// The begun step, or, with inputs.maxima, any step within them; then nothing needs to be begun
   /// on a GPU. The arguments outlive the call.
-  LayerCall(const AttentionConfig& config, detail::CacheImpl& impl, std::int32_t layer,
+  LayerCall(const Attention& attention, detail::CacheImpl& impl, std::int32_t layer,
             const LayerInputs& inputs, Stream stream);
 
   void check_append();
@@ -37,6 +37,7 @@ class LayerCall {
 
  private:
   const AttentionConfig& config_;
+  Backend backend_;  // as asked for, then as chosen
   detail::CacheImpl& impl_;
   const LayerInputs& inputs_;
   device::DeviceGuard guard_;
@@ -46,7 +47,7 @@ class LayerCall {
   kernels::KvPages pages_;
   kernels::AppendParams append_params_;
   kernels::AttendParams attend_params_;
-  Backend backend_ = Backend::Auto;
+  bool appends_ = false;
 };
 
 }  // namespace octavo::api

@@ -42,6 +42,13 @@ void check_extent(const char* name, const ConstTensorView& tensor, std::int32_t 
                   std::int64_t wanted);
 void check_writable(const char* name, const ConstTensorView& tensor);
 
+/// Whether both name the same elements in the same order. Of checked tensors, like check_apart.
+bool same_view(const ConstTensorView& a, const ConstTensorView& b);
+/// Throws InvalidArgument where the two share an element, or look as if they did: rows of equal
+/// pitch may lie between each other, other interleavings are refused.
+void check_apart(const char* name, const ConstTensorView& tensor, const char* other_name,
+                 const ConstTensorView& other);
+
 /// Checks RoPE and its positions against a step, whose lengths are on the host unless it is
 /// bounded. Positions of the caller's in a GPU's memory are not read.
 kernels::RopeParams rope_params(const LayerInputs& inputs, std::int32_t head_dim,

@@ -107,7 +107,8 @@ struct AttendCall {
     const api::StepShape shape = shape_of(step, inputs.format, cache.k.device);
     params = api::attend_params(config, inputs, shape, {batch, {}},
                                 api::checked_pages(config, cache, false, cache.k.device), out, lse);
-    backend = dispatch::choose(config.backend, api::attend_request(config, params, shape));
+    backend = dispatch::choose(dispatch::or_environments(config.backend),
+                               api::attend_request(config, params, shape));
   }
   kernels::AttendParams params;
   Backend backend = Backend::Auto;

@@ -97,7 +97,9 @@ constexpr std::array kFeatures = {
               return std::string("a last axis of K or V with a stride other than 1");
             }},
     Feature{[](const Request& r) { return !r.dense_token_rows; },
-            [](Backend backend, const Request&) { return backend == Backend::Unfused; },
+            [](Backend backend, const Request&) {
+              return backend == Backend::Unfused || backend == Backend::Cpu;
+            },
             [](const Request&) {
               return std::string("a last axis of q or out with a stride other than 1");
             }},
@@ -176,6 +178,10 @@ Backend backend_of_environment() {
   return *backend;
 }
 
+Backend or_environments(Backend named) {
+  return named == Backend::Auto ? backend_of_environment() : named;
+}
+
 Request make_request(const AttentionConfig& config, DType cache_dtype, Device device) {
   Request request;
   request.device = device.type;
@@ -230,14 +236,13 @@ Support explain(Backend backend, const Request& request) {
 }
 
 Backend choose(Backend named, const Request& request) {
-  const Backend wanted = named == Backend::Auto ? backend_of_environment() : named;
-  if (wanted != Backend::Auto) {
-    if (can_run(wanted, request)) return wanted;
-    if (!is_compiled(wanted)) {
+  if (named != Backend::Auto) {
+    if (can_run(named, request)) return named;
+    if (!is_compiled(named)) {
       throw Error(ErrorCode::NotCompiled,
-                  refusal_text(explain(wanted, request)) + "; compiled: " + compiled_names());
+                  refusal_text(explain(named, request)) + "; compiled: " + compiled_names());
     }
-    throw Error(ErrorCode::Unsupported, refusal_text(explain(wanted, request)));
+    throw Error(ErrorCode::Unsupported, refusal_text(explain(named, request)));
   }
   for (const Backend backend : kPreference) {
     if (taken_unnamed(backend, request) && can_run(backend, request)) return backend;
@@ -249,8 +254,7 @@ Backend choose(Backend named, const Request& request) {
   throw Error(ErrorCode::Unsupported, text);
 }
 
-Explanation explain_all(Backend named, const Request& request) {
-  const Backend wanted = named == Backend::Auto ? backend_of_environment() : named;
+Explanation explain_all(Backend named, Backend wanted, const Request& request) {
   Explanation explanation;
   for (const Backend backend : kPreference)
     explanation.backends.push_back(explain(backend, request));

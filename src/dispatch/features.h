@@ -59,11 +59,15 @@ Support explain(Backend backend, const Request& request);
 /// set. Throws InvalidArgument for a name that is none.
 Backend backend_of_environment();
 
+/// `named`, or the environment's where that is Auto. Throws as backend_of_environment.
+Backend or_environments(Backend named);
+
 /// The backend to take: `named`, or under Auto the first that can run it. Throws NotCompiled or
 /// Unsupported with required, supported and missing features.
 Backend choose(Backend named, const Request& request);
 
-/// What every backend says, and what choose would take.
-Explanation explain_all(Backend named, const Request& request);
+/// What every backend says, and what choose would take of `wanted`, which is `named` or the
+/// environment's.
+Explanation explain_all(Backend named, Backend wanted, const Request& request);
 
 }  // namespace octavo::dispatch

@@ -11,10 +11,22 @@ void* room_for(std::size_t num_bytes, device::HostBuffer& workspace) {
   return workspace.data();
 }
 
+// Where angles must be computed and follow from the plan, all layers share them. Positions of the
+// caller's may change from layer to layer.
+const float* turns_of(const kernels::StepBatch& batch, const kernels::RopeParams& rope,
+                      int num_threads, plan::TurnSet& turns) {
+  if (rope.rotary_dim == 0 || rope.cos != nullptr || rope.positions != nullptr) return nullptr;
+  const auto count =
+      static_cast<std::size_t>(batch.num_tokens) * static_cast<std::size_t>(rope.rotary_dim);
+  return turns.get(rope.rotary_dim, rope.base, count, [&](float* values) {
+    kernels::cpu::compute_turns(batch, rope, num_threads, values);
+  });
+}
+
 }  // namespace
 
 void attend(Backend backend, bool batch_invariant, const kernels::AttendParams& params,
-            plan::ScheduleSet& schedules, device::HostBuffer& workspace) {
+            plan::StepMemory& memory, device::HostBuffer& workspace) {
   const int num_threads = kernels::cpu::resolve_threads(params.num_threads);
   if (backend == Backend::Unfused) {
     kernels::cpu::unfused_attend(
@@ -31,8 +43,8 @@ void attend(Backend backend, bool batch_invariant, const kernels::AttendParams& 
       .window_left = params.window_left,
       .window_right = params.window_right,
       .batch_invariant = batch_invariant};
-  const plan::Schedule& cut = schedules.get({params.batch.token_offsets, num_seqs + 1},
-                                            {params.batch.kv_lens, num_seqs}, shape);
+  const plan::Schedule& cut = memory.schedules.get({params.batch.token_offsets, num_seqs + 1},
+                                                   {params.batch.kv_lens, num_seqs}, shape);
   const kernels::SplitSchedule schedule{.key_tile = shape.key_tile,
                                         .q_tile = shape.q_tile,
                                         .num_items = cut.num_items(),
@@ -43,10 +55,14 @@ void attend(Backend backend, bool batch_invariant, const kernels::AttendParams& 
                                         .num_splits = cut.num_splits.data()};
   kernels::cpu::attend(
       params, schedule,
-      room_for(kernels::cpu::attend_workspace_bytes(params, schedule, num_threads), workspace));
+      room_for(kernels::cpu::attend_workspace_bytes(params, schedule, num_threads), workspace),
+      turns_of(params.batch, params.rope, num_threads, memory.turns));
 }
 
-void append(const kernels::AppendParams& params) { kernels::cpu::append(params); }
+void append(const kernels::AppendParams& params, plan::StepMemory& memory) {
+  const int num_threads = kernels::cpu::resolve_threads(params.num_threads);
+  kernels::cpu::append(params, turns_of(params.batch, params.rope, num_threads, memory.turns));
+}
 
 void convert(const kernels::ConvertParams& params) { kernels::cpu::convert_tokens(params); }
 void gather(const kernels::GatherParams& params) { kernels::cpu::gather_pages(params); }

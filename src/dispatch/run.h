@@ -8,16 +8,16 @@
 #include "dispatch/features.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/params.h"
-#include "plan/schedule.h"
+#include "plan/step_memory.h"
 
 namespace octavo::dispatch {
 
-/// Attends with the backend named (never Auto). `schedules` are the step's,
-/// `workspace` the cache's; both grow when something larger than ever is asked of them.
+/// Attends with the backend named (never Auto). `memory` is the step's, `workspace` the cache's;
+/// both grow when something larger than ever is asked of them.
 void attend(Backend backend, bool batch_invariant, const kernels::AttendParams& params,
-            plan::ScheduleSet& schedules, device::HostBuffer& workspace);
+            plan::StepMemory& memory, device::HostBuffer& workspace);
 
-void append(const kernels::AppendParams& params);
+void append(const kernels::AppendParams& params, plan::StepMemory& memory);
 
 void convert(const kernels::ConvertParams& params);
 void gather(const kernels::GatherParams& params);

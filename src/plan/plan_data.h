@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/schedule.h"
+#include "plan/step_memory.h"
 
 namespace octavo::detail {
 
@@ -31,7 +31,7 @@ struct PlanData {
 
   /// Follows from the rest, so it is no part of what the plan says. Used by the thread that the
   /// cache belongs to.
-  mutable plan::ScheduleSet schedules;
+  mutable plan::StepMemory memory;
 };
 
 }  // namespace octavo::detail

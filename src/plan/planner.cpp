@@ -59,7 +59,7 @@ PlanOutcome Planner::plan(cache::SequenceStore& store, std::span<const SequenceS
     plan->page_size = store.config().page_size;
     plan->max_new_tokens = 0;
     plan->max_kv_len = 0;
-    plan->schedules.clear();
+    plan->memory.clear();
     plan->entries.clear();
     plan->token_offsets[0] = 0;
     plan->entry_offsets[0] = 0;

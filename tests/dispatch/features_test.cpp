@@ -70,9 +70,11 @@ Request on_h200(DType dtype) {
 }
 
 TEST(FeatureTable, TakesFusedWhenItIsNamedAndCudnnCan) {
-  EXPECT_EQ(explain_all(Backend::Fused, on_h200(DType::BF16)).chosen, Backend::Fused);
-  EXPECT_EQ(explain_all(Backend::Fused, on_h200(DType::F32)).chosen, Backend::Auto);
-  EXPECT_EQ(explain_all(Backend::Auto, on_h200(DType::BF16)).chosen, Backend::Unfused);
+  EXPECT_EQ(explain_all(Backend::Fused, Backend::Fused, on_h200(DType::BF16)).chosen,
+            Backend::Fused);
+  EXPECT_EQ(explain_all(Backend::Fused, Backend::Fused, on_h200(DType::F32)).chosen, Backend::Auto);
+  EXPECT_EQ(explain_all(Backend::Auto, Backend::Auto, on_h200(DType::BF16)).chosen,
+            Backend::Unfused);
 }
 
 TEST(FeatureTable, TakesFusedByItselfWhereItRepeatsAndIsFast) {
@@ -83,7 +85,7 @@ TEST(FeatureTable, TakesFusedByItselfWhereItRepeatsAndIsFast) {
   EXPECT_EQ(choose(Backend::Auto, request), Backend::Fused);
   request.fused.q_len = 4;
   EXPECT_EQ(choose(Backend::Auto, request), Backend::Unfused);
-  EXPECT_EQ(explain_all(Backend::Auto, request).chosen, Backend::Unfused);
+  EXPECT_EQ(explain_all(Backend::Auto, Backend::Auto, request).chosen, Backend::Unfused);
   EXPECT_EQ(choose(Backend::Fused, request), Backend::Fused);
   request.fused.kv_len = 500;
   EXPECT_EQ(choose(Backend::Auto, request), Backend::Fused);
@@ -133,7 +135,7 @@ TEST(FeatureTable, PrefersFlash2OnAGpu) {
   const auto missing = explain(Backend::Flash2, on_gpu(90, DType::BF16)).missing;
   const Backend expected = missing.empty() ? Backend::Flash2 : Backend::Unfused;
   EXPECT_EQ(choose(Backend::Auto, on_gpu(90, DType::BF16)), expected);
-  EXPECT_EQ(explain_all(Backend::Auto, on_gpu(90, DType::BF16)).chosen, expected);
+  EXPECT_EQ(explain_all(Backend::Auto, Backend::Auto, on_gpu(90, DType::BF16)).chosen, expected);
 }
 
 TEST(FeatureTable, TakesUnfusedByItselfForWhatFlash2Lacks) {
@@ -154,24 +156,25 @@ class Environment : public ::testing::Test {
 TEST_F(Environment, ReplacesAuto) {
   EXPECT_EQ(choose(Backend::Auto, on_host()), Backend::Cpu);
   setenv("OCTAVO_BACKEND", "unfused", 1);
-  EXPECT_EQ(choose(Backend::Auto, on_host()), Backend::Unfused);
-  EXPECT_EQ(explain_all(Backend::Auto, on_host()).reason, "OCTAVO_BACKEND names it");
+  const Backend named = or_environments(Backend::Auto);
+  EXPECT_EQ(choose(named, on_host()), Backend::Unfused);
+  EXPECT_EQ(explain_all(Backend::Auto, named, on_host()).reason, "OCTAVO_BACKEND names it");
 }
 
 TEST_F(Environment, LeavesABackendThatTheCallerNamed) {
   setenv("OCTAVO_BACKEND", "unfused", 1);
-  EXPECT_EQ(choose(Backend::Cpu, on_host()), Backend::Cpu);
+  EXPECT_EQ(or_environments(Backend::Cpu), Backend::Cpu);
 }
 
 TEST_F(Environment, IsHeldToItsWord) {
   setenv("OCTAVO_BACKEND", "cpu", 1);
-  EXPECT_THROW(choose(Backend::Auto, on_gpu(90, DType::F16)), Error);
+  EXPECT_THROW(choose(or_environments(Backend::Auto), on_gpu(90, DType::F16)), Error);
 }
 
 TEST_F(Environment, NamesAWordThatIsNoBackend) {
   setenv("OCTAVO_BACKEND", "fast", 1);
   try {
-    choose(Backend::Auto, on_host());
+    or_environments(Backend::Auto);
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);

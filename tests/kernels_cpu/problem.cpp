@@ -2,13 +2,13 @@
 #include "kernels_cpu/problem.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
 #include "kernels/cpu/elements.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels_cpu/buffer.h"
 #include "testing/oracle.h"
 #include "testing/random.h"
 
@@ -20,35 +20,6 @@ using kernels::cpu::load_element;
 using kernels::cpu::store_element;
 constexpr float kCanary = 12345.0F;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr std::size_t kGuard = 32;
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
-
-// A dense tensor of any dtype with guard elements on both sides, filled with one value.
-struct Buffer {
-  Buffer(DType of, std::int64_t elements, float fill)
-      : dtype(of), count(elements), bytes((at(elements) + 2 * kGuard) * at(dtype_bytes(of))) {
-    for (std::int64_t i = -static_cast<std::int64_t>(kGuard);
-         i < count + static_cast<std::int64_t>(kGuard); ++i) {
-      set(i, fill);
-    }
-  }
-  void* data() { return bytes.data() + kGuard * at(dtype_bytes(dtype)); }
-  float get(std::int64_t i) { return load_element(data(), dtype, i); }
-  void set(std::int64_t i, float value) { store_element(data(), dtype, i, value); }
-  bool guards_hold(float fill) {
-    bool hold = true;
-    for (std::int64_t i = 1; i <= static_cast<std::int64_t>(kGuard); ++i) {
-      hold = hold && std::bit_cast<std::uint32_t>(get(-i)) == std::bit_cast<std::uint32_t>(fill) &&
-             std::bit_cast<std::uint32_t>(get(count - 1 + i)) == std::bit_cast<std::uint32_t>(fill);
-    }
-    return hold;
-  }
-
-  DType dtype;
-  std::int64_t count;
-  std::vector<char> bytes;
-};
 
 float rounded(DType dtype, double value) {
   float cell = 0.0F;

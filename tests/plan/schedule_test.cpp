@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/schedule.h"
+#include "plan/step_memory.h"
 
 #include <gtest/gtest.h>
 
@@ -151,6 +152,26 @@ TEST(Schedule, BatchInvariantModeForgetsTheBatchMates) {
   const Schedule among = schedule_of({{1, 4096, 1}, {500'000, 4096, 70'000}}, shape);
   EXPECT_EQ(alone.split_tiles[0], among.split_tiles[2]);
   EXPECT_EQ(alone.num_splits[0], among.num_splits[2]);
+}
+
+TEST(TurnSet, FillsOnceForEachRotationAndForgetsThemAll) {
+  TurnSet set;
+  int fills = 0;
+  const auto get = [&](std::int32_t rotary_dim, double base) {
+    return set.get(rotary_dim, base, 4, [&](float* values) {
+      for (int i = 0; i < 4; ++i) values[i] = static_cast<float>(rotary_dim + i);
+      ++fills;
+    });
+  };
+  const float first = get(8, 1e4)[1];
+  EXPECT_EQ(first, 9.0F);
+  EXPECT_EQ(get(16, 1e4)[0], 16.0F);
+  EXPECT_EQ(get(8, 1e5)[0], 8.0F);
+  EXPECT_EQ(get(8, 1e4)[1], first);
+  EXPECT_EQ(fills, 3);
+  set.clear();
+  get(8, 1e4);
+  EXPECT_EQ(fills, 4);
 }
 
 TEST(ScheduleSet, MakesOneScheduleForEachShapeAndForgetsThemAll) {

@@ -180,6 +180,16 @@ TEST_F(Layer, NamesAnOutputWhoseRowsOverlap) {
   EXPECT_NE(refused().find("out.strides: wanted at least"), std::string::npos);
 }
 
+TEST_F(Layer, NamesAnOutputInKsMemory) {
+  inputs_.k = ConstTensorView(out_.data(), DType::F32, {4, 2, 8});
+  EXPECT_EQ(refused(), "out.data: wanted memory that k does not use, got an overlap");
+}
+
+TEST_F(Layer, NamesAnOutputInQsMemory) {
+  out_view_.data = q_.data();
+  EXPECT_EQ(refused(), "out.data: wanted memory that q does not use, got an overlap");
+}
+
 TEST_F(Layer, NamesANegativeExtent) {
   inputs_.q.shape[0] = -4;
   EXPECT_EQ(refused(), "q.shape: wanted extents of at least 0, got [-4, 4, 8]");

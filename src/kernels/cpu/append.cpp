@@ -69,7 +69,7 @@ void append_token(const AppendParams& params, const RopeAngles& rope, std::int32
   std::array<float, std::size_t{2} * kMaxRotaryPairs> buffer;
   Angles angles{};
   const bool turns = params.rope.rotary_dim > 0;
-  if (turns) angles = rope.at(rope.position(token, position), buffer.data());
+  if (turns) angles = rope.at(token, position, buffer.data());
 
   for (std::int32_t h = 0; h < params.num_kv_heads; ++h) {
     const std::int64_t k_head = k_from + h * k.layout.head_stride;
@@ -103,18 +103,44 @@ void clear_behind(const AppendParams& params, std::int32_t b) {
   }
 }
 
+// Bytes below which a second thread would take longer to wake than to help.
+constexpr std::int64_t kOneThreadBytes = 1 << 15;
+
+int threads_for(const AppendParams& params) {
+  const std::int64_t bytes = std::int64_t{params.batch.num_tokens} * params.num_kv_heads *
+                             (params.head_dim + params.head_dim_v) * dtype_bytes(params.kv.dtype);
+  return bytes < kOneThreadBytes ? 1 : resolve_threads(params.num_threads);
+}
+
 }  // namespace
 
-void append(const AppendParams& params) {
-  const RopeAngles rope(params.rope);
+void append(const AppendParams& params, const float* turns) {
+  const RopeAngles rope(params.rope, turns);
   const std::int32_t num_tokens = params.batch.num_tokens;
   const std::int32_t num_seqs = params.batch.clear_lens != nullptr ? params.batch.num_seqs : 0;
-#pragma omp parallel num_threads(resolve_threads(params.num_threads))
+  const int threads = threads_for(params);
+  if (threads == 1) {
+    for (std::int32_t token = 0; token < num_tokens; ++token) append_token(params, rope, token);
+    for (std::int32_t b = 0; b < num_seqs; ++b) clear_behind(params, b);
+    return;
+  }
+#pragma omp parallel num_threads(threads)
   {
 #pragma omp for schedule(static) nowait
     for (std::int32_t token = 0; token < num_tokens; ++token) append_token(params, rope, token);
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (std::int32_t b = 0; b < num_seqs; ++b) clear_behind(params, b);
+  }
+}
+
+void compute_turns(const StepBatch& batch, const RopeParams& rope, int num_threads, float* turns) {
+  const RopeAngles angles(rope);
+#pragma omp parallel for schedule(static) \
+    num_threads(num_threads) if (batch.num_tokens > kFewAngles)
+  for (std::int32_t token = 0; token < batch.num_tokens; ++token) {
+    const std::int32_t b = row_of_token(batch, token);
+    static_cast<void>(angles.at(token, position_of(batch, b, token - batch.token_offsets[b]),
+                                turns + std::int64_t{token} * rope.rotary_dim));
   }
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Works off one unit of the tiled attention, for each of Highway's targets: online softmax over key
 // tiles (Milakov and Gimelshein 2018; Dao et al. 2022), K and V read through the page table. Few
-// rows take the direct way, many the packed one; which is decided by the item alone. Needs
-// tile-inl.h's two ways and math-inl.h.
+// rows take the direct way, many the packed one; which is decided by the item alone.
 
 #if defined(OCTAVO_KERNELS_CPU_ATTEND_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OCTAVO_KERNELS_CPU_ATTEND_INL_H_
@@ -16,15 +15,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <limits>
 #include <type_traits>
 
+#include "kernels/cpu/finish-inl.h"
 #include "kernels/cpu/key_tile.h"
-#include "kernels/cpu/math-inl.h"
-#include "kernels/cpu/output.h"
 #include "kernels/cpu/packed-inl.h"
 #include "kernels/cpu/products-inl.h"
+#include "kernels/cpu/soften-inl.h"
 #include "kernels/cpu/tile-inl.h"
 #include "kernels/cpu/tile_walk.h"
 #include "kernels/cpu/unit.h"
@@ -34,7 +31,8 @@ namespace octavo::kernels::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
+// Keys that are scored at once where nothing was fetched before.
+constexpr std::int32_t kColdKeys = 8;
 
 // The state of one KV head's rows.
 struct HeadRows {
@@ -43,60 +41,6 @@ struct HeadRows {
   float* sum;
   float* max;
 };
-
-// What turns a product into a logit.
-struct Logits {
-  float scale;
-  float softcap;
-  float slope;     // of ALiBi
-  float distance;  // from the tile's first key to the row's position
-};
-
-// One row's softmax step: scores become weights exp(logit - max); max and sums move on. Returns the
-// factor by which what was summed before shrinks.
-template <bool kMasked>
-HWY_NOINLINE float soften(const Logits& logits, Span span, float* HWY_RESTRICT scores, float& max,
-                          float* HWY_RESTRICT sum) {
-  const FloatTag d;
-  const FloatVec scale = hn::Set(d, logits.scale);
-  FloatVec highest = hn::Set(d, kNothing);
-  OCTAVO_UNROLL_4
-  for (std::int64_t at = 0; at < kKeyTile; at += kLanes) {
-    FloatVec s = hn::Mul(hn::Load(d, scores + at), scale);
-    const FloatVec keys = hn::Iota(d, static_cast<float>(at));
-    if (HWY_UNLIKELY(logits.softcap > 0.0F)) {
-      const FloatVec cap = hn::Set(d, logits.softcap);
-      s = hn::Mul(cap, hyperbolic_tangent(d, hn::Div(s, cap)));
-    }
-    if (HWY_UNLIKELY(logits.slope != 0.0F)) {
-      const FloatVec distance = hn::Abs(hn::Sub(hn::Set(d, logits.distance), keys));
-      s = hn::NegMulAdd(hn::Set(d, logits.slope), distance, s);
-    }
-    if (kMasked) {
-      const auto hidden = hn::Or(hn::Lt(keys, hn::Set(d, static_cast<float>(span.begin))),
-                                 hn::Ge(keys, hn::Set(d, static_cast<float>(span.end))));
-      s = hn::IfThenElse(hidden, hn::Set(d, kNothing), s);
-    }
-    hn::Store(s, d, scores + at);
-    highest = hn::Max(highest, s);
-  }
-  const float new_max = std::max(max, hn::GetLane(hn::MaxOfLanes(d, highest)));
-  // A row that has seen no key yet keeps max -inf; against 0 its weights are exp(-inf) = 0.
-  const float reference = new_max == kNothing ? 0.0F : new_max;
-  const float factor =
-      max == new_max ? 1.0F : hn::GetLane(exponential(d, hn::Set(d, max - reference)));
-  FloatVec total = hn::Zero(d);
-  OCTAVO_UNROLL_4
-  for (std::int64_t at = 0; at < kKeyTile; at += kLanes) {
-    const FloatVec weight =
-        exponential(d, hn::Sub(hn::Load(d, scores + at), hn::Set(d, reference)));
-    hn::Store(weight, d, scores + at);
-    total = hn::Add(total, weight);
-  }
-  hn::Store(hn::MulAdd(hn::Load(d, sum), hn::Set(d, factor), total), d, sum);
-  max = new_max;
-  return factor;
-}
 
 template <class ElementsT>
 class UnitKernel {
@@ -108,7 +52,7 @@ class UnitKernel {
         p_(*unit.params),
         scratch_(*unit.scratch),
         group_(p_.num_q_heads / p_.num_kv_heads),
-        rows_(unit.num_tokens * group_),
+        rows_(std::int64_t{unit.num_tokens} * group_),
         q_stride_(padded(p_.head_dim)),
         v_stride_(padded(p_.head_dim_v)),
         products_(std::is_same_v<ElementsT, Bf16Elements> && is_direct(unit) &&
@@ -117,28 +61,11 @@ class UnitKernel {
 
   void run() {
     if (is_direct(unit_)) {
-      walk_.start(unit_.first_head, unit_.end_head);
-      for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) start_head(h, head_rows(h));
-      for (std::int64_t t = unit_.first_key_tile; t < unit_.end_key_tile; ++t) {
-        walk_.enter(t);
-        if (tile().seen.empty()) continue;
-        for (std::int32_t h = unit_.first_head; h < unit_.end_head; h = walk_.run_end(h)) {
-          direct_run(h, walk_.run_end(h));
-        }
-      }
-      for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) end_head(h, head_rows(h));
-      return;
+      run_direct();
+    } else {
+      run_packed();
     }
-    for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) {
-      const HeadRows rows{scratch_.q, scratch_.weighted, scratch_.sum, scratch_.max};
-      walk_.start(h, h + 1);
-      start_head(h, rows);
-      for (std::int64_t t = unit_.first_key_tile; t < unit_.end_key_tile; ++t) {
-        walk_.enter(t);
-        if (!tile().seen.empty()) packed_tile(h, rows);
-      }
-      end_head(h, rows);
-    }
+    if (unit_.partials != nullptr && finish_split(unit_)) combine_rows(unit_, scratch_.row);
   }
 
  private:
@@ -163,31 +90,73 @@ class UnitKernel {
     return {static_cast<const T*>(p_.kv.v.data) + h * p_.kv.v.head_stride, tile().v_offsets};
   }
 
-  // Loads and rotates the head's queries, in the layout that its way wants; empties its state.
-  void start_head(std::int32_t h, const HeadRows& state) {
-    const bool direct = is_direct(unit_);
-    const std::int64_t rows = direct ? rows_ : padded_rows(rows_);
-    std::fill_n(state.q, rows * q_stride_, 0.0F);
+  void run_direct() {
+    walk_.start(unit_.first_head, unit_.end_head);
+    const bool held = scratch_.q_token == unit_.first_token && scratch_.q_seq == unit_.b &&
+                      scratch_.q_first_head == unit_.first_head &&
+                      scratch_.q_end_head == unit_.end_head;
+    for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) {
+      const HeadRows rows = head_rows(h);
+      clear(rows, rows_);
+      if (!held) load_queries(h, rows.q);
+    }
+    scratch_.q_seq = unit_.b;
+    scratch_.q_token = unit_.first_token;
+    scratch_.q_first_head = unit_.first_head;
+    scratch_.q_end_head = unit_.end_head;
+    for (std::int64_t t = unit_.first_key_tile; t < unit_.end_key_tile; ++t) {
+      walk_.enter(t);
+      if (tile().seen.empty()) continue;
+      for (std::int32_t h = unit_.first_head; h < unit_.end_head; h = walk_.run_end(h)) {
+        direct_run(h, walk_.run_end(h));
+      }
+    }
+    for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) end_head(h, head_rows(h));
+  }
+
+  void run_packed() {
+    scratch_.q_token = -1;
+    for (std::int32_t h = unit_.first_head; h < unit_.end_head; ++h) {
+      const HeadRows rows{scratch_.q, scratch_.weighted, scratch_.sum, scratch_.max};
+      walk_.start(h, h + 1);
+      clear(rows, padded_rows(rows_));
+      load_queries(h, rows.q);
+      for (std::int64_t t = unit_.first_key_tile; t < unit_.end_key_tile; ++t) {
+        walk_.enter(t);
+        if (!tile().seen.empty()) packed_tile(h, rows);
+      }
+      end_head(h, rows);
+    }
+  }
+
+  void clear(const HeadRows& state, std::int64_t rows) const {
     std::fill_n(state.weighted, rows * v_stride_, 0.0F);
     std::fill_n(state.sum, rows * kMaxLanes, 0.0F);
     std::fill_n(state.max, rows, kNothing);
+  }
+
+  // Loads and rotates the head's queries, in the layout that its way wants.
+  void load_queries(std::int32_t h, float* q) {
+    const bool direct = is_direct(unit_);
+    std::fill_n(q, (direct ? rows_ : padded_rows(rows_)) * q_stride_, 0.0F);
     for (std::int64_t r = 0; r < rows_; ++r) {
       const std::int32_t i = token_of(r);
       const std::int64_t from = token_offset(p_.q_layout, p_.batch, unit_.b, i) +
                                 q_head_of(h, r) * p_.q_layout.head_stride;
-      if (products_) {  // as it is; its last axis is dense, or this backend is not asked
-        std::memcpy(state.q + r * q_stride_, static_cast<const std::uint16_t*>(p_.q) + from,
-                    static_cast<std::size_t>(p_.head_dim) * sizeof(std::uint16_t));
+      if (products_) {  // as it is
+        const auto* bits = static_cast<const std::uint16_t*>(p_.q) + from;
+        fill_row(reinterpret_cast<std::uint16_t*>(q + r * q_stride_), 1, p_.head_dim,
+                 [&](std::int32_t e) { return bits[e * p_.q_layout.dim_stride]; });
         continue;
       }
-      float* row = direct ? state.q + r * q_stride_ : scratch_.row;
+      float* row = direct ? q + r * q_stride_ : scratch_.row;
       load_row(p_.q, p_.q_dtype, from, p_.q_layout.dim_stride, p_.head_dim, row);
       if (unit_.angles != nullptr) {
         rotate(p_.rope, unit_.angles[p_.batch.token_offsets[unit_.b] + i], row);
       }
       if (direct) continue;
-      float* block = state.q + r / kPackedRows * kPackedRows * q_stride_ + r % kPackedRows;
-      for (std::int32_t e = 0; e < p_.head_dim; ++e) block[e * kPackedRows] = row[e];
+      float* block = q + r / kPackedRows * kPackedRows * q_stride_ + r % kPackedRows;
+      for (std::int32_t e = 0; e < p_.head_dim; ++e) block[std::int64_t{e} * kPackedRows] = row[e];
     }
   }
 
@@ -219,24 +188,25 @@ class UnitKernel {
     const auto step = whole ? soften<false> : soften<true>;
     for (int r = 0; r < count; ++r) {
       const std::int64_t row = first + r;
-      factors[r] = step(logits_of(h, row), spans[r], scores + r * kKeyTile, state.max[row],
-                        state.sum + row * kMaxLanes);
+      factors[r] = step(logits_of(h, row), spans[r], scores + std::int64_t{r} * kKeyTile,
+                        state.max[row], state.sum + row * kMaxLanes);
     }
   }
 
+  // Scores against keys [begin, end) of the tile.
   template <int kRows>
-  void score_rows(std::int32_t h, const float* q, float* scores, Ahead& ahead) {
-    const Span seen = tile().seen;
+  void score_rows(std::int32_t h, const float* q, Span keys, float* scores, Ahead& ahead) {
 #if OCTAVO_HAS_PRODUCTS
     if constexpr (std::is_same_v<ElementsT, Bf16Elements>) {
       if (products_) {
         return score_products<kRows>(reinterpret_cast<const std::uint16_t*>(q), 2 * q_stride_,
-                                     keys(h), seen.begin, seen.end, p_.head_dim, scores, ahead);
+                                     this->keys(h), keys.begin, keys.end, p_.head_dim, scores,
+                                     ahead);
       }
     }
 #endif
-    score_direct<ElementsT, kRows>(q, q_stride_, keys(h), seen.begin, seen.end, p_.head_dim, scores,
-                                   ahead);
+    score_direct<ElementsT, kRows>(q, q_stride_, this->keys(h), keys.begin, keys.end, p_.head_dim,
+                                   scores, ahead);
   }
 
   template <int kRows>
@@ -248,9 +218,9 @@ class UnitKernel {
       return;
     }
     for (int r = 0; r < kRows; ++r) {
-      weigh<ElementsT, Sums::Merge, 1, kDirectVectors>(scores + r * kKeyTile, v, spans[r].begin,
-                                                       spans[r].end, p_.head_dim_v, factors + r,
-                                                       to + r * v_stride_, v_stride_, ahead);
+      weigh<ElementsT, Sums::Merge, 1, kDirectVectors>(
+          scores + std::int64_t{r} * kKeyTile, v, spans[r].begin, spans[r].end, p_.head_dim_v,
+          factors + r, to + r * v_stride_, v_stride_, ahead);
     }
   }
 
@@ -272,8 +242,8 @@ class UnitKernel {
   }
 
   // Steps that a block of rows takes in its tile; see score_direct and weigh.
-  [[nodiscard]] std::int64_t score_steps() const {
-    const std::int64_t fours = (tile().seen.end + 3) / 4 - tile().seen.begin / 4;
+  [[nodiscard]] std::int64_t score_steps(Span keys) const {
+    const std::int64_t fours = (keys.end + 3) / 4 - keys.begin / 4;
     return fours * std::max<std::int64_t>(1, p_.head_dim / (products_ ? 2 * kLanes : kLanes));
   }
   [[nodiscard]] std::int64_t weigh_steps() const {
@@ -283,50 +253,80 @@ class UnitKernel {
     return (tile().seen.end - tile().seen.begin) * passes;
   }
 
+  // What a row's scores of a few keys, softmax step included, and their sums take, in one unit:
+  // measured, by the numbers of multiply-adds and of reductions.
+  [[nodiscard]] std::int64_t score_time() const {
+    return (products_ ? 5 : 8) * padded(p_.head_dim) / kMaxLanes + 32;
+  }
+  [[nodiscard]] std::int64_t weigh_time() const { return 9 * padded(p_.head_dim_v) / kMaxLanes; }
+
+  // Scores of all rows of a run of heads, a few keys of all heads at a time while the next few and
+  // their V come: nothing was fetched before, and all at once would be dropped.
+  void score_cold(std::int32_t first_head, std::int32_t end_head) {
+    const std::int64_t blocks = (rows_ + kDirectBlock - 1) / kDirectBlock;
+    const Span seen = tile().seen;
+    Ahead(walk_.keys_between(seen.begin, seen.begin + kColdKeys, first_head, end_head)).finish();
+    for (std::int32_t key = seen.begin; key < seen.end; key += kColdKeys) {
+      const Span now{key, std::min(seen.end, key + kColdKeys)};
+      Ahead ahead(walk_.keys_between(now.end, now.end + kColdKeys, first_head, end_head),
+                  walk_.values_between(now.begin, now.end, first_head, end_head));
+      ahead.pace(ahead.count(), (end_head - first_head) * blocks * score_steps(now));
+      for (std::int32_t h = first_head; h < end_head; ++h) {
+        const std::int64_t at = (h - first_head) * rows_;
+        for_blocks([&](std::int64_t first, auto count) {
+          score_rows<count()>(h, head_rows(h).q + first * q_stride_, now,
+                              scratch_.scores + (at + first) * kKeyTile, ahead);
+        });
+      }
+      ahead.finish();
+    }
+  }
+
   // Scores and weights of all rows of a run of heads, then their sums.
   void direct_run(std::int32_t first_head, std::int32_t end_head) {
     Span spans[kDirectRows];
     const bool same = find_spans(0, static_cast<int>(rows_), spans);
     const std::int64_t heads = end_head - first_head;
     const std::int64_t blocks = (rows_ + kDirectBlock - 1) / kDirectBlock;
-    Ahead values_ahead = walk_.values(first_head, end_head);
-    values_ahead.pace(heads * blocks * score_steps());
+    const bool cold = walk_.is_cold();
+    if (cold) score_cold(first_head, end_head);
+    Ahead ahead(cold ? Lines() : walk_.values(first_head, end_head), walk_.keys_after(end_head));
+    const std::int64_t beside_scores =
+        cold ? 0 : ahead.count() * score_time() / (score_time() + weigh_time());
+    ahead.pace(beside_scores, heads * blocks * score_steps(tile().seen));
     for (std::int32_t h = first_head; h < end_head; ++h) {
       const HeadRows state = head_rows(h);
       const std::int64_t at = (h - first_head) * rows_;
       for_blocks([&](std::int64_t first, auto count) {
         float* scores = scratch_.scores + (at + first) * kKeyTile;
-        score_rows<count()>(h, state.q + first * q_stride_, scores, values_ahead);
+        if (!cold) {
+          score_rows<count()>(h, state.q + first * q_stride_, tile().seen, scores, ahead);
+        }
         soften_rows(h, first, count(), state, spans + first, scores, scratch_.factors + at + first);
       });
     }
-    values_ahead.finish();
-    Ahead keys_ahead = walk_.keys_after(end_head);
-    keys_ahead.pace(heads * blocks * weigh_steps());
+    ahead.finish_first();
+    ahead.pace(ahead.count() - beside_scores, heads * blocks * weigh_steps());
     for (std::int32_t h = first_head; h < end_head; ++h) {
       const HeadRows state = head_rows(h);
       const std::int64_t at = (h - first_head) * rows_;
       for_blocks([&](std::int64_t first, auto count) {
         weigh_rows<count()>(spans + first, same, scratch_.scores + (at + first) * kKeyTile,
                             values(h), scratch_.factors + at + first,
-                            state.weighted + first * v_stride_, keys_ahead);
+                            state.weighted + first * v_stride_, ahead);
       });
     }
-    keys_ahead.finish();
+    ahead.finish();
   }
 
   void packed_tile(std::int32_t h, const HeadRows& state) {
     pack_keys<ElementsT>(keys(h), p_.head_dim, scratch_.k_packed);
     pack_values<ElementsT>(values(h), tile().seen.begin, tile().seen.end, p_.head_dim_v,
                            scratch_.v_packed, v_stride_);
-    Ahead keys_ahead = walk_.next_keys(), values_ahead = walk_.next_values();
-    keys_ahead.pace(padded_rows(rows_));
-    values_ahead.pace(padded_rows(rows_));
+    Ahead ahead(walk_.next_keys(), walk_.next_values());
+    ahead.pace(ahead.count(), padded_rows(rows_));
     for (std::int64_t first = 0; first < rows_; first += kPackedRows) {
-      for (int r = 0; r < kPackedRows; ++r) {
-        keys_ahead.step();
-        values_ahead.step();
-      }
+      for (int r = 0; r < kPackedRows; ++r) ahead.step();
       if (!tile().uniform && block_sees_nothing(first)) continue;
       score_packed(state.q + first * q_stride_, scratch_.k_packed, p_.head_dim, scratch_.scores);
       finish_packed(h, first, state);
@@ -364,12 +364,13 @@ class UnitKernel {
       const RowState<float> row{state.weighted + r * v_stride_, state.max[r], sum};
       const std::int32_t head = q_head_of(h, r);
       if (unit_.partials == nullptr) {
-        finish_row(p_, unit_.b, token_of(r), head, row);
+        finish_wide_row(p_, unit_.b, token_of(r), head, row);
         continue;
       }
       const std::int64_t to =
-          (unit_.first_partial_row + r / group_ * unit_.partial_row_step) * p_.num_q_heads + head;
-      std::copy_n(row.weighted, p_.head_dim_v, unit_.partials->weighted + to * p_.head_dim_v);
+          (unit_.first_partial_row + r / group_ * unit_.num_splits + unit_.split) * p_.num_q_heads +
+          head;
+      std::copy_n(row.weighted, v_stride_, unit_.partials->weighted + to * v_stride_);
       unit_.partials->max[to] = row.max;
       unit_.partials->sum[to] = sum;
     }
@@ -377,7 +378,7 @@ class UnitKernel {
 
   const Unit& unit_;
   const AttendParams& p_;
-  const UnitScratch& scratch_;
+  UnitScratch& scratch_;
   std::int32_t group_;
   std::int64_t rows_;
   std::int64_t q_stride_;

@@ -16,7 +16,12 @@ namespace octavo::kernels::cpu {
 
 /// Writes the step's new K and V into their slots in the cache's dtype, K rotated when
 /// rope.rotary_dim > 0, then clears batch.clear_lens[b] slots behind each sequence's new end.
-void append(const AppendParams& params);
+/// `turns`: the step's, by compute_turns, or null: K's angles are computed or looked up here.
+void append(const AppendParams& params, const float* turns = nullptr);
+
+/// Cosines, then sines of what the step's tokens turn by, [num_tokens, rotary_dim], where neither
+/// tables nor positions are the caller's: layers share them.
+void compute_turns(const StepBatch& batch, const RopeParams& rope, int num_threads, float* turns);
 
 /// Tokens from format to format, and pages to rows.
 void convert_tokens(const ConvertParams& params);
@@ -28,9 +33,11 @@ void unfused_attend(const AttendParams& params, void* workspace);
 /// Bytes that unfused_attend needs with `num_threads` threads (as resolve_threads gives them).
 std::size_t unfused_workspace_bytes(const AttendParams& params, int num_threads);
 
-/// Tiled attention over the pages in place. Wants dim_stride 1 everywhere and a schedule made of
+/// Tiled attention over the pages in place. Wants dim_stride 1 of K and V and a schedule made of
 /// kKeyTile and q_tile_tokens. The same bits for any page size, cache kind and number of threads.
-void attend(const AttendParams& params, const SplitSchedule& schedule, void* workspace);
+/// `turns` as in append.
+void attend(const AttendParams& params, const SplitSchedule& schedule, void* workspace,
+            const float* turns = nullptr);
 
 /// Bytes that attend needs with `num_threads` threads (as resolve_threads gives them).
 std::size_t attend_workspace_bytes(const AttendParams& params, const SplitSchedule& schedule,

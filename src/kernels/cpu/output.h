@@ -34,6 +34,17 @@ RealT output_factor(const RowState<RealT>& row, const float* sinks, std::int32_t
   return RealT{1} / (row.sum + std::exp(sink - row.max));
 }
 
+/// Writes the LSE of query head `head` of token `i` of batch row `b`, where it is wanted.
+template <typename RealT>
+void finish_lse(const AttendParams& params, std::int32_t b, std::int32_t i, std::int32_t head,
+                const RowState<RealT>& row) {
+  if (params.lse == nullptr) return;
+  const std::int64_t token = std::int64_t{params.batch.token_offsets[b]} + i;
+  params.lse[token * params.lse_token_stride + head * params.lse_head_stride] =
+      row.sum == RealT{0} ? -std::numeric_limits<float>::infinity()
+                          : static_cast<float>(row.max + std::log(row.sum));
+}
+
 /// Writes output and LSE of query head `head` of token `i` of batch row `b`.
 template <typename RealT>
 void finish_row(const AttendParams& params, std::int32_t b, std::int32_t i, std::int32_t head,
@@ -45,11 +56,7 @@ void finish_row(const AttendParams& params, std::int32_t b, std::int32_t i, std:
   store_row(
       params.out, params.out_dtype, to, layout.dim_stride, params.head_dim_v,
       [&](std::int32_t d) { return empty ? 0.0F : static_cast<float>(row.weighted[d] * factor); });
-  if (params.lse == nullptr) return;
-  const std::int64_t token = std::int64_t{params.batch.token_offsets[b]} + i;
-  params.lse[token * params.lse_token_stride + head * params.lse_head_stride] =
-      empty ? -std::numeric_limits<float>::infinity()
-            : static_cast<float>(row.max + std::log(row.sum));
+  finish_lse(params, b, i, head, row);
 }
 
 /// Padding rows of the output become 0, of the LSE -inf. One thread.

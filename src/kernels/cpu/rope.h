@@ -15,6 +15,9 @@ namespace octavo::kernels::cpu {
 
 constexpr std::int32_t kMaxRotaryPairs = kMaxHeadDim / 2;
 
+/// Tokens whose angles one thread has before a second has woken.
+constexpr std::int32_t kFewAngles = 64;
+
 /// Cosines and sines of one position, [rotary_dim / 2] each.
 struct Angles {
   const float* cos;
@@ -24,24 +27,27 @@ struct Angles {
 /// Gives the angles of positions: rows of the caller's tables, or computed.
 class RopeAngles {
  public:
-  explicit RopeAngles(const RopeParams& rope) : rope_(rope), pairs_(rope.rotary_dim / 2) {
-    if (rope.cos != nullptr) return;
+  /// `turns`: what compute_turns wrote, or null.
+  explicit RopeAngles(const RopeParams& rope, const float* turns = nullptr)
+      : rope_(rope), turns_(turns), pairs_(rope.rotary_dim / 2) {
+    if (!computed()) return;
     for (std::int32_t i = 0; i < pairs_; ++i) {
       frequencies_[static_cast<std::size_t>(i)] =
           std::pow(rope.base, -2.0 * i / static_cast<double>(rope.rotary_dim));
     }
   }
 
-  [[nodiscard]] bool computed() const { return rope_.cos == nullptr; }
+  [[nodiscard]] bool computed() const { return rope_.cos == nullptr && turns_ == nullptr; }
 
-  /// The position that token `token` (packed) turns by; `planned` is its place in the sequence.
-  [[nodiscard]] std::int64_t position(std::int32_t token, std::int64_t planned) const {
-    return rope_.positions != nullptr ? rope_.positions[token] : planned;
-  }
-
-  /// Angles of `position`; `buffer` [rotary_dim] holds them where they are computed.
-  [[nodiscard]] Angles at(std::int64_t position, float* buffer) const {
-    if (!computed()) return {rope_.cos + position * pairs_, rope_.sin + position * pairs_};
+  /// Angles of token `token` (packed), whose place in the sequence is `planned`; `buffer`
+  /// [rotary_dim] holds them where they are computed.
+  [[nodiscard]] Angles at(std::int32_t token, std::int64_t planned, float* buffer) const {
+    if (turns_ != nullptr) {
+      const float* row = turns_ + std::int64_t{token} * rope_.rotary_dim;
+      return {row, row + pairs_};
+    }
+    const std::int64_t position = rope_.positions != nullptr ? rope_.positions[token] : planned;
+    if (rope_.cos != nullptr) return {rope_.cos + position * pairs_, rope_.sin + position * pairs_};
     for (std::int32_t i = 0; i < pairs_; ++i) {
       const double angle =
           static_cast<double>(position) * frequencies_[static_cast<std::size_t>(i)];
@@ -53,6 +59,7 @@ class RopeAngles {
 
  private:
   RopeParams rope_;
+  const float* turns_;
   std::int32_t pairs_;
   std::array<double, kMaxRotaryPairs> frequencies_{};
 };

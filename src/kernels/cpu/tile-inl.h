@@ -119,6 +119,16 @@ HWY_INLINE void store_sums(FloatTag d, FloatVec a, FloatVec b, FloatVec c, Float
 }
 #endif
 
+// Keeps a vector that several multiply-adds use in its register: g++ 12 would load it anew for
+// each, and loads are then the bound.
+template <class V>
+HWY_INLINE V in_register(V v) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+  asm("" : "+v"(v.raw));
+#endif
+  return v;
+}
+
 // A tile's rows of K or V of one head, in place.
 template <typename ElementT>
 struct PageRows {
@@ -148,7 +158,7 @@ HWY_INLINE void dot_four_keys(FloatTag d, const float* HWY_RESTRICT q, std::int6
     for (int r = 0; r < kRows; ++r) queries[r] = hn::Load(d, q + r * q_stride + at);
     OCTAVO_UNROLL
     for (int j = 0; j < 4; ++j) {
-      const FloatVec keys = ElementsT::load(d, rows[j] + at);
+      const FloatVec keys = in_register(ElementsT::load(d, rows[j] + at));
       OCTAVO_UNROLL
       for (int r = 0; r < kRows; ++r) sums[r][j] = hn::MulAdd(queries[r], keys, sums[r][j]);
     }
@@ -165,7 +175,8 @@ HWY_INLINE void dot_four_keys(FloatTag d, const float* HWY_RESTRICT q, std::int6
   }
   OCTAVO_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    store_sums(d, sums[r][0], sums[r][1], sums[r][2], sums[r][3], scores + r * kKeyTile + key);
+    store_sums(d, sums[r][0], sums[r][1], sums[r][2], sums[r][3],
+               scores + std::int64_t{r} * kKeyTile + key);
   }
 }
 
@@ -214,7 +225,7 @@ HWY_INLINE void weigh_dims(FloatTag d, const float* HWY_RESTRICT weights, const 
     }
     OCTAVO_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const FloatVec weight = hn::Set(d, weights[r * kKeyTile + key]);
+      const FloatVec weight = hn::Set(d, weights[std::int64_t{r} * kKeyTile + key]);
       OCTAVO_UNROLL
       for (int c = 0; c < kVectors; ++c) sums[r][c] = hn::MulAdd(weight, values[c], sums[r][c]);
     }

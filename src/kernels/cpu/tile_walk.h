@@ -11,14 +11,14 @@
 
 namespace octavo::kernels::cpu {
 
-/// Rows that are wanted later, fetched a few cache lines at a time, beside the arithmetic. In the
-/// order of memory: the heads of a slot together, where they lie together.
-class Ahead {
+/// Rows that are wanted later, a cache line at a time, in the order of memory: the heads of a slot
+/// together, where they lie together.
+class Lines {
  public:
-  Ahead() = default;
+  Lines() = default;
 
   /// Rows of `keys`, heads [first_head, end_head).
-  Ahead(const PagedTensor& tensor, std::int64_t element_bytes, std::int64_t dim,
+  Lines(const PagedTensor& tensor, std::int64_t element_bytes, std::int64_t dim,
         const std::int64_t* offsets, Span keys, std::int32_t first_head, std::int32_t end_head)
       : offsets_(offsets), element_bytes_(element_bytes), keys_(keys), key_(keys.begin) {
     if (keys.empty() || first_head >= end_head) return;
@@ -28,35 +28,21 @@ class Ahead {
     head_bytes_ = tensor.head_stride * element_bytes;
     piece_lines_ = ((together ? heads * dim : dim) * element_bytes + kLine - 1) / kLine;
     heads_left_ = together ? 1 : heads;
-    num_lines_ = heads_left_ * (keys.end - keys.begin) * piece_lines_;
+    count_ = heads_left_ * (keys.end - keys.begin) * piece_lines_;
     start_piece();
   }
 
-  /// Deals the lines evenly to so many steps: processors drop prefetches that come too thick.
-  void pace(std::int64_t steps) {
-    lines_a_step_ = num_lines_ * kOne / std::max<std::int64_t>(1, steps);
-  }
-
-  /// A step's share.
-  void step() {
-    for (credit_ += lines_a_step_; credit_ >= kOne; credit_ -= kOne) fetch();
-  }
-
-  /// All that is left.
-  void finish() {
-    while (piece_lines_left_ > 0) fetch();
-  }
-
- private:
-  static constexpr std::int64_t kLine = 64;
-  static constexpr std::int64_t kOne = 256;
+  [[nodiscard]] std::int64_t count() const { return count_; }
+  [[nodiscard]] bool empty() const { return piece_lines_left_ == 0; }
 
   void fetch() {
-    if (piece_lines_left_ == 0) return;
     __builtin_prefetch(at_, 0, 2);
     at_ += kLine;
     if (--piece_lines_left_ == 0) next_piece();
   }
+
+ private:
+  static constexpr std::int64_t kLine = 64;
 
   void next_piece() {
     if (++key_ == keys_.end) {
@@ -74,8 +60,6 @@ class Ahead {
 
   const char* at_ = nullptr;
   std::int64_t piece_lines_left_ = 0;
-  std::int64_t lines_a_step_ = 0;  // in units of 1 / kOne
-  std::int64_t credit_ = 0;
 
   const char* base_ = nullptr;
   const std::int64_t* offsets_ = nullptr;
@@ -83,9 +67,57 @@ class Ahead {
   std::int64_t head_bytes_ = 0;
   std::int64_t piece_lines_ = 0;  // that lie together
   std::int64_t heads_left_ = 0;
-  std::int64_t num_lines_ = 0;
+  std::int64_t count_ = 0;
   Span keys_;
   std::int64_t key_ = 0;
+};
+
+/// Fetches rows beside the arithmetic, at an even pace: processors drop prefetches that come too
+/// thick.
+class Ahead {
+ public:
+  Ahead() = default;
+  /// `first`, then `second`.
+  explicit Ahead(const Lines& first, const Lines& second = {}) : first_(first), second_(second) {}
+
+  [[nodiscard]] std::int64_t count() const { return first_.count() + second_.count(); }
+
+  /// Deals so many lines evenly to so many steps.
+  void pace(std::int64_t lines, std::int64_t steps) {
+    lines_a_step_ = lines * kOne / std::max<std::int64_t>(1, steps);
+  }
+
+  /// A step's share.
+  void step() {
+    for (credit_ += lines_a_step_; credit_ >= kOne; credit_ -= kOne) fetch();
+  }
+
+  /// All that is left of the first rows.
+  void finish_first() {
+    while (!first_.empty()) first_.fetch();
+  }
+
+  /// All that is left.
+  void finish() {
+    finish_first();
+    while (!second_.empty()) second_.fetch();
+  }
+
+ private:
+  static constexpr std::int64_t kOne = 256;
+
+  void fetch() {
+    if (!first_.empty()) {
+      first_.fetch();
+    } else if (!second_.empty()) {
+      second_.fetch();
+    }
+  }
+
+  std::int64_t lines_a_step_ = 0;  // in units of 1 / kOne
+  std::int64_t credit_ = 0;
+  Lines first_;
+  Lines second_;
 };
 
 /// The way is decided by the item's rows alone.
@@ -105,14 +137,13 @@ class TileWalk {
     run_heads_ = std::max<std::int64_t>(1, kRunBytes / (p.head_dim * element_bytes_));
   }
 
-  /// Looks up the first tile. Its first K is fetched at once, unless the unit before did.
+  /// Looks up the first tile.
   void start(std::int32_t first_head, std::int32_t end_head) {
     first_head_ = first_head;
     end_head_ = end_head;
     last_ = false;
     if (unit_.first_key_tile >= unit_.end_key_tile) return;
     locate(unit_, unit_.first_key_tile, tiles_[1 - current_]);
-    if (!unit_.fetched) keys(tiles_[1 - current_], first_head, run_end(first_head)).finish();
   }
 
   /// Makes tile `t` the current one and looks up the one behind it.
@@ -121,6 +152,7 @@ class TileWalk {
     KeyTile& next = tiles_[1 - current_];
     next.seen = {};
     last_ = t + 1 == unit_.end_key_tile;
+    cold_ = t == unit_.first_key_tile && !unit_.fetched;
     if (!last_) {
       locate(unit_, t + 1, next);
     } else if (is_direct(unit_) && unit_.source != nullptr) {
@@ -138,28 +170,43 @@ class TileWalk {
     return static_cast<std::int32_t>(std::min<std::int64_t>(head + run_heads_, end_head_));
   }
 
-  [[nodiscard]] Ahead values(std::int32_t first_head, std::int32_t end_head) const {
-    return values(tile(), first_head, end_head);
+  /// Whether the tile is the first of a unit whose first K nobody has fetched.
+  [[nodiscard]] bool is_cold() const { return cold_; }
+
+  [[nodiscard]] Lines values(std::int32_t first_head, std::int32_t end_head) const {
+    return values(tile(), tile().seen, first_head, end_head);
+  }
+
+  /// The tile's keys [begin, end), in so far as they are seen.
+  [[nodiscard]] Lines keys_between(std::int64_t begin, std::int64_t end, std::int32_t first_head,
+                                   std::int32_t end_head) const {
+    return keys(tile(), part(begin, end), first_head, end_head);
+  }
+  [[nodiscard]] Lines values_between(std::int64_t begin, std::int64_t end, std::int32_t first_head,
+                                     std::int32_t end_head) const {
+    return values(tile(), part(begin, end), first_head, end_head);
   }
 
   /// K of the run behind the one that ends at `head`.
-  [[nodiscard]] Ahead keys_after(std::int32_t head) {
-    if (head < end_head_) return keys(tile(), head, run_end(head));
+  [[nodiscard]] Lines keys_after(std::int32_t head) {
+    if (head < end_head_) return keys(tile(), tile().seen, head, run_end(head));
     const KeyTile& next = tiles_[1 - current_];
-    if (!last_) return keys(next, first_head_, run_end(first_head_));
+    if (!last_) return keys(next, next.seen, first_head_, run_end(first_head_));
     if (next_ == nullptr) return {};
     next_->fetched = true;
     const std::int64_t end =
         std::min<std::int64_t>(next_->first_head + run_heads_, next_->end_head);
-    return keys(next, next_->first_head, static_cast<std::int32_t>(end));
+    return keys(next, next.seen, next_->first_head, static_cast<std::int32_t>(end));
   }
 
   /// K and V of the next tile.
-  [[nodiscard]] Ahead next_keys() const {
-    return keys(tiles_[1 - current_], first_head_, end_head_);
+  [[nodiscard]] Lines next_keys() const {
+    const KeyTile& next = tiles_[1 - current_];
+    return keys(next, next.seen, first_head_, end_head_);
   }
-  [[nodiscard]] Ahead next_values() const {
-    return values(tiles_[1 - current_], first_head_, end_head_);
+  [[nodiscard]] Lines next_values() const {
+    const KeyTile& next = tiles_[1 - current_];
+    return values(next, next.seen, first_head_, end_head_);
   }
 
  private:
@@ -167,18 +214,25 @@ class TileWalk {
   /// K and one of V, whose rows fall into few sets of the L2 cache, not to throw each other out.
   static constexpr std::int64_t kRunBytes = 2048;
 
-  [[nodiscard]] Ahead keys(const KeyTile& of, std::int32_t first, std::int32_t end) const {
-    const AttendParams& p = *unit_.params;
-    return {p.kv.k, element_bytes_, p.head_dim, of.k_offsets, of.seen, first, end};
+  [[nodiscard]] Span part(std::int64_t begin, std::int64_t end) const {
+    return {static_cast<std::int32_t>(std::max<std::int64_t>(begin, tile().seen.begin)),
+            static_cast<std::int32_t>(std::min<std::int64_t>(end, tile().seen.end))};
   }
-  [[nodiscard]] Ahead values(const KeyTile& of, std::int32_t first, std::int32_t end) const {
+  [[nodiscard]] Lines keys(const KeyTile& of, Span span, std::int32_t first,
+                           std::int32_t end) const {
     const AttendParams& p = *unit_.params;
-    return {p.kv.v, element_bytes_, p.head_dim_v, of.v_offsets, of.seen, first, end};
+    return {p.kv.k, element_bytes_, p.head_dim, of.k_offsets, span, first, end};
+  }
+  [[nodiscard]] Lines values(const KeyTile& of, Span span, std::int32_t first,
+                             std::int32_t end) const {
+    const AttendParams& p = *unit_.params;
+    return {p.kv.v, element_bytes_, p.head_dim_v, of.v_offsets, span, first, end};
   }
 
   const Unit& unit_;
   Unit* next_ = nullptr;  // whose first tile comes behind the last one
   bool last_ = false;
+  bool cold_ = false;
   std::int64_t element_bytes_;
   std::int64_t run_heads_;
   std::int32_t first_head_ = 0;

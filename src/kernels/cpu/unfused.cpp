@@ -97,8 +97,7 @@ class Definition {
       load_row(params_.q, params_.q_dtype, from, layout.dim_stride, params_.head_dim, q);
       if (params_.rope.rotary_dim > 0) {
         const std::int32_t packed = params_.batch.token_offsets[chunk.b] + i;
-        rotate(params_.rope, rope_.at(rope_.position(packed, position(chunk, r)), buffer.data()),
-               q);
+        rotate(params_.rope, rope_.at(packed, position(chunk, r), buffer.data()), q);
       }
       chunk.visible[at(r)] = visible_keys(params_.causal, params_.window_left, params_.window_right,
                                           position(chunk, r), chunk.num_keys);

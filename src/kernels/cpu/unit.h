@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "kernels/cpu/config.h"
@@ -35,7 +36,7 @@ constexpr std::int64_t padded_rows(std::int64_t rows) {
 
 /// Where partials go: row (token, split) of num_q_heads unnormalised outputs with max and sum.
 struct Partials {
-  float* weighted = nullptr;  ///< [rows, num_q_heads, head_dim_v]
+  float* weighted = nullptr;  ///< [rows, num_q_heads, padded dim]
   float* max = nullptr;       ///< [rows, num_q_heads]
   float* sum = nullptr;       ///< [rows, num_q_heads]
 };
@@ -68,7 +69,13 @@ struct UnitScratch {
   float* part;      ///< [rows, padded dim]: a masked tile's share.
   float* k_packed;  ///< [dim, kKeyTile]
   float* v_packed;  ///< [kKeyTile, padded dim]
-  float* row;       ///< [dim] of q, or of the output where splits are combined.
+  float* row;       ///< [padded dim] of q, or of the output where splits are combined.
+
+  // Whose rows `q` holds; token -1: of none that a unit could take over.
+  std::int32_t q_seq = 0;
+  std::int32_t q_token = -1;
+  std::int32_t q_first_head = 0;
+  std::int32_t q_end_head = 0;
 };
 
 struct Unit;
@@ -95,8 +102,10 @@ struct Unit {
   std::int64_t end_key_tile = 0;
   std::int32_t first_head = 0;  ///< Of the KV heads.
   std::int32_t end_head = 0;
-  std::int64_t first_partial_row = 0;
-  std::int64_t partial_row_step = 0;
+  std::int64_t first_partial_row = 0;  ///< Of split 0.
+  std::int32_t split = 0;
+  std::int32_t num_splits = 1;
+  std::int32_t* splits_done = nullptr;  ///< Of the unit's rows; counted up by several threads.
 
   UnitSource* source = nullptr;  ///< Null: nothing comes behind.
   bool fetched = false;          ///< The first key tile's rows are on their way.
@@ -107,6 +116,12 @@ inline KeyRange keys_of(const Unit& unit, std::int32_t i) {
   const AttendParams& p = *unit.params;
   return visible_keys(p.causal, p.window_left, p.window_right, position_of(p.batch, unit.b, i),
                       p.batch.kv_lens[unit.b]);
+}
+
+/// Counts the unit's split as done. Returns whether all splits of its rows are.
+inline bool finish_split(const Unit& unit) {
+  const std::atomic_ref<std::int32_t> done(*unit.splits_done);
+  return done.fetch_add(1, std::memory_order_acq_rel) + 1 == unit.num_splits;
 }
 
 void attend_unit_f32(const Unit& unit);
