@@ -183,7 +183,8 @@ void attend(const AttentionConfig& config, const KvView& cache, const StepArrays
   const api::StepShape shape = step_shape(step, inputs.format);
   const kernels::AttendParams params =
       api::attend_params(c, inputs, shape, {batch, batch}, pages, out, lse);
-  const Backend backend = dispatch::choose(c.backend, api::attend_request(c, params, shape));
+  const Backend backend =
+      dispatch::choose(dispatch::or_environments(c.backend), api::attend_request(c, params, shape));
   plan::StepMemory memory;
   device::HostBuffer workspace;
   dispatch::attend(backend, c.batch_invariant, params, memory, workspace);
