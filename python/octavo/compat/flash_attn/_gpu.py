@@ -41,9 +41,9 @@ def _descale(queries, descales, num_kv_heads):
     def per_token(factors):
         return queries.per_token(factors.repeat_interleave(group, dim=1)).unsqueeze(-1)
 
-    for factors in (of_q, of_k):
-        if factors is not None:
-            queries.tensor = (queries.tensor.float() * per_token(factors)).to(q.dtype)
+    of_logits = of_q if of_k is None else of_k if of_q is None else of_q * of_k
+    if of_logits is not None:  # rounded once
+        queries.tensor = (q.float() * per_token(of_logits)).to(q.dtype)
     return None if of_v is None else per_token(of_v)
 
 
