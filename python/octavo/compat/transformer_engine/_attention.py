@@ -270,6 +270,8 @@ class DotProductAttention(Module):
         if slopes is None:
             return self._default_slopes(q)
         if len(slopes.shape) == 2:
+            if not getattr(slopes, "is_cpu", True):
+                raise not_covered("alibi_slopes [batch, heads] on a GPU", "[heads] are")
             values = floats(slopes, "alibi_slopes")
             if (values != values[0]).any():
                 raise not_covered("alibi_slopes that differ between sequences")
