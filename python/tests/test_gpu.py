@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's tensors on a GPU; skipped where there is none, or this build has no CUDA part."""
+"""PyTorch's tensors on a GPU: Octavo's own cache there, its storage, its operators."""
 
 import numpy as np
 import pytest
 
 import octavo
+from gpus import torch_on_a_gpu
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed", exc_type=ImportError)
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU")
+
+@pytest.fixture(autouse=True)
+def torch():
+    return torch_on_a_gpu()
 
 
 @pytest.fixture
 def make_step(random, make_cache):
     def make(device):
-        try:
-            cache = make_cache(device=device, dtype="f16")
-        except octavo.NotCompiled as error:
-            pytest.skip(str(error))
+        cache = make_cache(device=device, dtype="f16")
         plan = cache.plan({10: 5, 11: 2})
         cache.begin(plan)
         return cache, octavo.Attention(cache, num_q_heads=4), plan
@@ -25,13 +25,13 @@ def make_step(random, make_cache):
 
 
 @pytest.fixture
-def host_tensors(random):
+def host_tensors(torch, random):
     shapes = [(7, heads, 16) for heads in (4, 2, 2)]
     return [torch.from_numpy(random.standard_normal(s, np.float32)).half() for s in shapes]
 
 
 @pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
-def test_a_gpu_gives_the_cpus_results(make_step, host_tensors, own_stream):
+def test_a_gpu_gives_the_cpus_results(torch, make_step, host_tensors, own_stream):
     cache, attention, plan = make_step("cpu")
     wanted, wanted_lse = attention.forward(plan, cache, 0, *host_tensors, lse=True)
     cache, attention, plan = make_step("cuda")
@@ -47,7 +47,7 @@ def test_a_gpu_gives_the_cpus_results(make_step, host_tensors, own_stream):
     torch.testing.assert_close(got_lse, wanted_lse, rtol=2e-3, atol=2e-3)
 
 
-def test_storage_and_gathered_rows_are_on_the_gpu(make_step, host_tensors):
+def test_storage_and_gathered_rows_are_on_the_gpu(torch, make_step, host_tensors):
     cache, attention, plan = make_step("cuda")
     _, k, v = (tensor.cuda() for tensor in host_tensors)
     attention.append(plan, cache, 0, k, v)
@@ -62,3 +62,40 @@ def test_tensors_of_the_host_are_refused(make_step, host_tensors):
     cache, attention, plan = make_step("cuda")
     with pytest.raises(octavo.InvalidArgument, match=r"k.device: wanted cuda:0, got cpu"):
         attention.forward(plan, cache, 0, *host_tensors)
+
+
+def test_a_session_serves_compiled_layers(torch, make_cache, random):
+    from octavo import torch as operators
+
+    cache = make_cache(device="cuda", dtype="f16")
+    attention = octavo.Attention(cache, num_q_heads=4)
+    session = operators.Session(attention, cache)
+    compiled = torch.compile(session.forward, backend="aot_eager", fullgraph=True, dynamic=True)
+    for count in (7, 3, 1):
+        plan = cache.plan({20: count})
+        session.begin(plan)
+        q, k, v = (
+            torch.from_numpy(random.standard_normal((count, heads, 16), np.float32)).half().cuda()
+            for heads in (4, 2, 2)
+        )
+        assert torch.equal(compiled(0, q, k, v), attention.attend(plan, cache, 0, q))
+
+
+def test_caches_and_workspaces_give_their_memory_back(torch, make_cache):
+    def use():
+        cache = make_cache(device="cuda", dtype="f16", max_seq_len=1 << 16, page_size=64)
+        plan = cache.plan({1: 3})
+        cache.begin(plan)
+        q, k, v = (torch.ones((3, h, 16), dtype=torch.half, device="cuda") for h in (4, 2, 2))
+        octavo.Attention(cache, num_q_heads=4).forward(plan, cache, 0, q, k, v)
+        octavo.Workspace()
+
+    use()
+    torch.cuda.synchronize()
+    before, _ = torch.cuda.mem_get_info()
+    for _ in range(50):
+        use()
+    torch.cuda.synchronize()
+    after, _ = torch.cuda.mem_get_info()
+    # A cache holds 16 MiB: more than two of fifty are not kept.
+    assert before - after < 48 << 20

@@ -26,6 +26,7 @@ def make_params(
         head_dim_k=DIM,
         dtype=frame.dtype(dtype),
         max_ctx_len=length,
+        device=frame.device,
         **kwargs,
     )
 
@@ -91,7 +92,12 @@ class Stream:
             q, k, v = self.past[sequence]
             want, _ = attention(q[len(q) - n :], k, v, **{"causal": True, **maths})
             check_close(
-                got[rows], want.reshape(n, -1), self.dtype, 4.0, f"sequence {sequence} of {step}"
+                got[rows],
+                want.reshape(n, -1),
+                self.dtype,
+                4.0,
+                f"sequence {sequence} of {step}",
+                self.frame.products(self.dtype),
             )
             used[rows] = True
         assert (got[~used] == 0).all(), "padding"

@@ -156,7 +156,14 @@ class Case:
                 sinks=self.sinks,
             )
             rows = slice(at[b], at[b + 1])
-            check_close(got[rows], want * v_scale, self.dtype, 8.0, f"{self}: out of {b}")
+            check_close(
+                got[rows],
+                want * v_scale,
+                self.dtype,
+                8.0,
+                f"{self}: out of {b}",
+                self.frame.products(self.dtype),
+            )
             if lse is not None:
                 check_close(
                     self.frame.read(lse)[rows], want_lse / LN2, "f32", 16.0, f"{self}: lse of {b}"

@@ -13,11 +13,16 @@ import pytest
 from frames import Torch
 
 import octavo
+from gpus import torch_on_a_gpu
 from octavo.compat import _gpu
 
 
 class Cuda(Torch):
     name = "cuda"
+    device = "cuda:0"
+
+    def products(self, dtype):
+        return dtype
 
     def make(self, x, dtype="f32"):
         return super().make(x, dtype).cuda()
@@ -27,6 +32,9 @@ class Cuda(Torch):
 
     def read(self, x):
         return super().read(x.cpu())
+
+    def place(self, module):
+        return module.cuda()
 
     def is_one(self, x):
         return super().is_one(x) and x.is_cuda
@@ -130,15 +138,9 @@ def stand_in(monkeypatch):
 
 
 def cuda():
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch sees no GPU")
-    try:
-        octavo.Workspace()
-    except octavo.NotCompiled as error:
-        pytest.skip(str(error))
-    return Cuda(torch)
+    return Cuda(torch_on_a_gpu())
 
 
 everywhere = pytest.mark.parametrize("frame", ["numpy", "torch", "stand-in", "cuda"], indirect=True)
+hosts_and_cuda = pytest.mark.parametrize("frame", ["numpy", "torch", "cuda"], indirect=True)
 on_gpus = pytest.mark.parametrize("frame", ["stand-in", "cuda"], indirect=True)

@@ -8,8 +8,11 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 from arrivals import DIM, FORMATS, GROUPS, HEADS, Stream, arrivals, make_module, make_params
+from gpu_frames import hosts_and_cuda
 
 from octavo.compat import transformer_engine as engine
+
+pytestmark = hosts_and_cuda
 
 
 @pytest.mark.parametrize("backend", ["", "NVTE_FLASH_ATTN", "NVTE_UNFUSED_ATTN"])
@@ -19,6 +22,8 @@ from octavo.compat import transformer_engine as engine
 def test_arrivals_equal_the_definition(frame, monkeypatch, dtype, fmt, paged, backend):
     if dtype not in frame.dtypes:
         pytest.skip(f"{frame.name} has no {dtype} here")
+    if frame.name == "cuda" and backend == "NVTE_FLASH_ATTN" and dtype == "f32":
+        pytest.skip("the GPU's FlashAttention kernels read no float32")
     if backend:
         for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
             monkeypatch.setenv(name, str(int(name == backend)))
@@ -63,7 +68,7 @@ def test_arrivals_equal_the_definition(frame, monkeypatch, dtype, fmt, paged, ba
 )
 @pytest.mark.parametrize("paged", [False, True])
 def test_options_equal_the_definition(frame, paged, options, maths):
-    module = make_module(**options)
+    module = frame.place(make_module(**options))
     if options.get("softmax_type") == "learnable":
         offset = getattr(module.softmax_offset, "data", module.softmax_offset)
         for head, sink in enumerate(maths["sinks"]):

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from definition import attention, check_close
+from gpu_frames import hosts_and_cuda
 
 from octavo.compat import transformer_engine as engine
 
@@ -35,6 +36,7 @@ def row_of(x, fmt, b, n, start):
     return x[b, :n] if fmt == "bshd" else x[:n, b]
 
 
+@hosts_and_cuda
 @pytest.mark.parametrize("fmt", ["bshd", "sbhd", "thd"])
 @pytest.mark.parametrize(
     ("mask", "window", "q_lens", "kv_lens"),
