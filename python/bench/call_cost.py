@@ -10,6 +10,7 @@ import argparse
 import json
 import platform
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -60,15 +61,18 @@ def measurements(convert):
 def stamp() -> dict:
     """Where, when and of what the figures are."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    commit = ""
+    if shutil.which("git"):
+        asked = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        commit = asked.stdout.strip()
     return {
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "cpu_target": octavo.cpu_target(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "device": cpu.group(1) if cpu else platform.machine(),
