@@ -56,6 +56,60 @@ def test_storage_and_gathered_rows_are_on_the_gpu(torch, make_step, host_tensors
     rows = [torch.empty((2, 5, 2, 16), dtype=torch.half, device="cuda") for _ in range(2)]
     assert cache.gather(plan, 0, k=rows[0], v=rows[1])[0] is rows[0]
     assert torch.equal(rows[1][1, :2], v[5:])
+    with pytest.raises(octavo.InvalidArgument, match=r"v: wanted an array on cuda:0, got None"):
+        cache.gather(plan, 0, k=rows[0])
+
+
+def test_storage_is_taken_as_a_callers_cache(torch, make_step, host_tensors):
+    cache, attention, plan = make_step("cuda")
+    _, k, v = (tensor.cuda() for tensor in host_tensors)
+    attention.append(plan, cache, 0, k, v)
+    table = torch.zeros((2, 2), dtype=torch.int32, device="cuda")
+    for row, sequence in enumerate((10, 11)):
+        pages = cache.page_ids(sequence)
+        table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+    lens = torch.tensor([5, 2], dtype=torch.int32, device="cuda")
+    rows = [torch.empty((2, 5, 2, 16), dtype=torch.half, device="cuda") for _ in range(2)]
+    octavo.gather_cache(
+        cache.key_storage(0),
+        cache.value_storage(0),
+        lens,
+        page_table=table,
+        k=rows[0],
+        v=rows[1],
+        longest=5,
+    )
+    assert torch.equal(rows[0][0], k[:5])
+    assert torch.equal(rows[1][1, :2], v[5:])
+    assert not rows[1][1, 2:].any()
+
+
+@pytest.mark.parametrize("tokens", [0, 3], ids=["no token", "no sequence"])
+def test_empty_arrays_are_no_other_memory(torch, tokens):
+    """PyTorch's empty tensors have no address, and None is something else than an empty array."""
+
+    def ints(*shape):
+        return torch.zeros(shape, dtype=torch.int32, device="cuda")
+
+    num_seqs = 0 if tokens else 2
+    q, out = (torch.ones((tokens, 2, 16), dtype=torch.half, device="cuda") for _ in range(2))
+    cache = torch.ones((4, 16, 2, 16), dtype=torch.half, device="cuda")
+    where = {
+        "token_offsets": ints(num_seqs + 1),
+        "page_table": ints(num_seqs, 2),
+        "row_indices": ints(num_seqs),
+    }
+    rope = {"rope": octavo.Rope("half"), "positions": ints(tokens)}
+    space = octavo.Workspace()
+    lens = ints(num_seqs)
+    sizes = space.sizes(q, cache, cache, lens, **where, **rope, out=out)
+    space.use(torch.empty(max(sizes.good, 256), dtype=torch.uint8, device="cuda"))
+    space.plan(cache, cache, lens, **where, num_tokens=tokens)
+    octavo.append_tokens(q, q, cache, cache, lens, **where, **rope, workspace=space)
+    octavo.attend(q, cache, cache, lens, **where, **rope, out=out, workspace=space)
+    space.check()
+    assert not out.any(), "a row of no sequence"
+    assert (cache == 1).all()
 
 
 def test_tensors_of_the_host_are_refused(make_step, host_tensors):

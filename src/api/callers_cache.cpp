@@ -161,9 +161,10 @@ kernels::StepBatch checked_lengths(const KvView& cache, const StepArrays& step) 
 kernels::StepBatch device_lengths(const KvView& cache, const StepArrays& step) {
   check_table(cache, step);
   const Device device = cache.k.device;
-  check_pointer("step.kv_lens", step.kv_lens, device);
-  check_pointer("cache.page_table", cache.page_table, device);
-  check_pointer("cache.row_indices", cache.row_indices, device);
+  const std::int64_t entries = std::int64_t{cache.num_rows} * cache.max_pages_per_seq;
+  check_pointer("step.kv_lens", step.kv_lens, step.num_seqs, device);
+  check_pointer("cache.page_table", cache.page_table, entries, device);
+  check_pointer("cache.row_indices", cache.row_indices, step.num_seqs, device);
   return batch_of(cache, step);
 }
 

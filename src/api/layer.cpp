@@ -55,8 +55,8 @@ kernels::AttendParams attend_params(const AttentionConfig& config, const LayerIn
   params.causal = config.mask == Mask::Causal;
   params.window_left = config.window.left;
   params.window_right = config.window.right;
-  check_pointer("sinks", inputs.sinks, shape.device);
-  check_pointer("alibi_slopes", inputs.alibi_slopes, shape.device);
+  check_pointer("sinks", inputs.sinks, config.num_q_heads, shape.device);
+  check_pointer("alibi_slopes", inputs.alibi_slopes, config.num_q_heads, shape.device);
   params.sinks = inputs.sinks;
   params.alibi_slopes = inputs.alibi_slopes;
   params.rope = rope_params(inputs, config.head_dim, batches.host, shape);

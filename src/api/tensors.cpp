@@ -37,8 +37,8 @@ bool is_empty(const ConstTensorView& tensor) {
 
 }  // namespace
 
-void check_pointer(const char* name, const void* pointer, Device device) {
-  if (pointer == nullptr || device.type == DeviceType::Cpu) return;
+void check_pointer(const char* name, const void* pointer, std::int64_t count, Device device) {
+  if (pointer == nullptr || count == 0 || device.type == DeviceType::Cpu) return;
   const device::Place place = device::place_of(pointer);
   const bool fits = place.type == device.type && (place.managed || place.index == device.index);
   if (fits) return;
@@ -69,8 +69,8 @@ void check_tensor(const char* name, const ConstTensorView& tensor, std::int32_t 
                          fmt::format("a multiple of {} bytes", element),
                          fmt::format("{} beyond one", beyond));
   }
-  if (device.type == DeviceType::Cuda) {
-    check_pointer(fmt::format("{}.data", name).c_str(), tensor.data, device);
+  if (device.type == DeviceType::Cuda && !is_empty(tensor)) {
+    check_pointer(fmt::format("{}.data", name).c_str(), tensor.data, 1, device);
   }
 }
 
@@ -196,9 +196,9 @@ kernels::RopeParams rope_params(const LayerInputs& inputs, std::int32_t head_dim
                : std::string("at least 0");
     base::throw_mismatch("position of a new token", wanted, position);
   };
-  check_pointer("rope.cos", rope.cos, shape.device);
-  check_pointer("rope.sin", rope.sin, shape.device);
-  check_pointer("positions", inputs.positions, shape.device);
+  check_pointer("rope.cos", rope.cos, rope.num_table_positions, shape.device);
+  check_pointer("rope.sin", rope.sin, rope.num_table_positions, shape.device);
+  check_pointer("positions", inputs.positions, shape.num_tokens, shape.device);
   if (inputs.positions != nullptr) {
     if (shape.device.type == DeviceType::Cuda) return params;
     for (std::int32_t i = 0; i < host.num_tokens; ++i) check(inputs.positions[i]);

@@ -21,7 +21,7 @@ kernels::CallersStep callers_step(const KvView& cache, const StepArrays& step) {
   const kernels::StepBatch batch = api::device_lengths(cache, step);
   if (step.token_offsets == nullptr)
     base::throw_mismatch("step.token_offsets", "a pointer", "null");
-  api::check_pointer("step.token_offsets", step.token_offsets, cache.k.device);
+  api::check_pointer("step.token_offsets", step.token_offsets, 1, cache.k.device);
   const auto at_least_0 = [](const char* what, std::int64_t got) {
     if (got < 0) base::throw_mismatch(what, "at least 0", got);
   };
@@ -192,7 +192,7 @@ void Workspace::use(void* memory, std::int64_t num_bytes) {
                          fmt::format("{} beyond one", beyond));
   }
   const device::DeviceGuard guard(impl_->device);
-  api::check_pointer("memory", memory, impl_->device);
+  api::check_pointer("memory", memory, num_bytes, impl_->device);
   impl_->gpu->use(memory, static_cast<std::size_t>(num_bytes));
 }
 
