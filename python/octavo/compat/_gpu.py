@@ -234,11 +234,13 @@ class Options(NamedTuple):
     rope: Any = None
     positions: Any = None
     batch_invariant: bool = False
+    backend: str = "auto"
 
     def kind(self):
         given = (self.sinks, self.alibi_slopes, self.rope, self.positions)
         there = [x is not None for x in given]
-        return (self.mask, self.window, self.softcap, self.batch_invariant, *there)
+        plain = (self.mask, self.window, self.softcap, self.batch_invariant, self.backend)
+        return (*plain, *there)
 
 
 class Call:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from arrivals import Stream, make_module, make_params
+from arrivals import DIM, GROUPS, HEADS, Stream, make_module, make_params
+from definition import attention, check_close, weighed
 from gpu_frames import cuda
 
 from octavo.compat import transformer_engine as engine
@@ -59,3 +61,28 @@ def test_a_step_beyond_the_capture_runs_eagerly(frame):
             params.pre_step(step)
         out = module(*stream.arrays(step, "bshd", longest=2), inference_params=params)
         stream.check(out, step, "bshd")
+
+
+def test_lengths_without_a_cache_are_read_where_the_capture_read_them(frame):
+    r = np.random.default_rng(2)
+    q, k, v = (
+        frame.make(r.standard_normal((2, 6, h, DIM)), "f16") for h in (HEADS, GROUPS, GROUPS)
+    )
+    module = make_module("bshd", "padding")
+
+    def check(out, lens):
+        for b, n in enumerate(lens):
+            arrays = [frame.read(x)[b, :n] for x in (q, k, v)]
+            want = attention(*arrays)[0].reshape(n, -1)
+            mean = weighed(*arrays).reshape(n, -1)
+            check_close(frame.read(out)[b, :n], want, "f16", 4.0, f"{lens}: {b}", "f16", mean)
+            assert not frame.read(out)[b, n:].any()
+
+    ends = frame.ints([0, 6, 9])
+    words = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends}
+    engine.make_graphed_callables(module, (q, k, v), sample_kwargs=words)
+    check(module(q, k, v, **words), (6, 3))
+    ends.copy_(frame.ints([0, 2, 7]))
+    check(module(q, k, v, **words), (2, 5))
+    others = frame.ints([0, 1, 5])
+    check(module(q, k, v, cu_seqlens_q=others, cu_seqlens_kv=others), (1, 4))

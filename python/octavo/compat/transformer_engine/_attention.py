@@ -191,6 +191,7 @@ class DotProductAttention(Module):
                 (query_layer, key_layer, value_layer),
                 qkv_format,
                 (cu_seqlens_q, cu_seqlens_kv),
+                (max_seqlen_q, max_seqlen_kv),
                 padding,
                 causal or ("bottom_right" if bottom_right_diagonal in (None, True) else "top_left"),
                 causal is not None,
