@@ -149,7 +149,7 @@ def in_cpp(file):
     for line in file.read_text().splitlines() if file else []:
         if line.startswith("{"):
             rows.append(json.loads(line))
-    return {(row["case"], row["backend"]): row["time_us"] for row in rows}
+    return {(row["case"], row["backend"]): row["time_us"] for row in rows if "backend" in row}
 
 
 def main() -> None:

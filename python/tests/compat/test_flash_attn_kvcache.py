@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from definition import attention, check_close, rope_tables, rotate
+from definition import attention, check_close, rope_tables, rotate, weighed
 from gpu_frames import everywhere
 
 from octavo.compat import flash_attn, flash_attn_interface
@@ -227,19 +227,18 @@ class Call:
             k = np.array([self.slot(got_k, b, p) for p in places]).reshape(-1, c.heads[1], c.dim)
             v = np.array([self.slot(got_v, b, p) for p in places]).reshape(-1, c.heads[1], c.dim_v)
             slopes = self.slopes[b] if c.alibi == "batch" else self.slopes
-            want, want_lse = attention(
-                q,
-                k,
-                v,
-                causal=c.causal,
-                window=c.window,
-                softcap=c.softcap,
-                slopes=slopes,
-                sinks=self.sinks,
-            )
+            maths = {
+                "causal": c.causal,
+                "window": c.window,
+                "softcap": c.softcap,
+                "slopes": slopes,
+                "sinks": self.sinks,
+            }
+            want, want_lse = attention(q, k, v, **maths)
             rows = self.tokens(out, self.q_lens, b)
             products = self.frame.products(c.dtype)
-            check_close(rows, want, c.dtype, 4.0, f"{c}: out of sequence {b}", products)
+            mean = None if c.rotary else weighed(q, k, v, **maths)
+            check_close(rows, want, c.dtype, 4.0, f"{c}: out of sequence {b}", products, mean)
             start = int(self.q_lens[:b].sum())
             row_lse = got_lse[:, start : start + len(q)].T if c.ragged else got_lse[b].T
             # Rotated queries are rounded to what they are multiplied in.

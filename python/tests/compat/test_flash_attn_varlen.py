@@ -9,7 +9,7 @@ import inspect
 
 import numpy as np
 import pytest
-from definition import attention, check_close
+from definition import attention, check_close, weighed
 from gpu_frames import everywhere
 
 from octavo.compat import flash_attn, flash_attn_interface
@@ -153,19 +153,18 @@ def call_and_check(c, frame):
     for b in range(len(q_lens)):
         first, first_k = ends(q_lens)[b], ends(k_lens)[b]
         mine = slice(first, first + used_q[b])
-        want, want_lse = attention(
-            frame.read(q)[mine],
-            rows[0][first_k : first_k + used_k[b]],
-            rows[1][first_k : first_k + used_k[b]],
-            scale=c["scale"],
-            causal=c["causal"],
-            window=c["window"],
-            softcap=c["softcap"],
-            slopes=slopes[b] if c["alibi"] == "batch" else slopes,
-            sinks=sinks,
-        )
-        products = frame.products(c["dtype"])
-        check_close(got[mine], want, c["dtype"], 4.0, f"{c}: out of sequence {b}", products)
+        arrays = frame.read(q)[mine], *(x[first_k : first_k + used_k[b]] for x in rows)
+        maths = {
+            "scale": c["scale"],
+            "causal": c["causal"],
+            "window": c["window"],
+            "softcap": c["softcap"],
+            "slopes": slopes[b] if c["alibi"] == "batch" else slopes,
+            "sinks": sinks,
+        }
+        want, want_lse = attention(*arrays, **maths)
+        rounding = frame.products(c["dtype"]), weighed(*arrays, **maths)
+        check_close(got[mine], want, c["dtype"], 4.0, f"{c}: out of sequence {b}", *rounding)
         check_close(got_lse[:, mine].T, want_lse, "f32", 8.0, f"{c}: lse of sequence {b}")
         beyond = slice(first + used_q[b], first + q_lens[b])
         assert (got[beyond] == 0).all()
@@ -200,15 +199,11 @@ def test_dense_equals_the_definition(frame, module, seed):
     assert len(rest) == (1 if module is flash_attn else 0)
     assert tuple(lse.shape) == (3, hq, 5)
     for b in range(3):
-        want, want_lse = attention(
-            *(frame.read(x)[b] for x in (q, k, v)),
-            scale=c["scale"],
-            causal=c["causal"],
-            window=c["window"],
-            softcap=c["softcap"],
-        )
-        products = frame.products(c["dtype"])
-        check_close(frame.read(out)[b], want, c["dtype"], 4.0, f"{c}", products)
+        arrays = [frame.read(x)[b] for x in (q, k, v)]
+        maths = {x: c[x] for x in ("scale", "causal", "window", "softcap")}
+        want, want_lse = attention(*arrays, **maths)
+        rounding = frame.products(c["dtype"]), weighed(*arrays, **maths)
+        check_close(frame.read(out)[b], want, c["dtype"], 4.0, f"{c}", *rounding)
         check_close(frame.read(lse)[b].T, want_lse, "f32", 8.0, f"{c}")
 
 
