@@ -72,11 +72,8 @@ void check_table(const KvView& cache, const StepArrays& step) {
     if (cache.max_pages_per_seq < 0)
       base::throw_mismatch("cache.max_pages_per_seq", "at least 0", cache.max_pages_per_seq);
     if (cache.num_rows < 0) base::throw_mismatch("cache.num_rows", "at least 0", cache.num_rows);
-    if (cache.page_table_stride < cache.max_pages_per_seq && cache.num_rows > 1) {
-      base::throw_mismatch("cache.page_table_stride",
-                           fmt::format("at least {}", cache.max_pages_per_seq),
-                           cache.page_table_stride);
-    }
+    if (cache.page_table_stride < 1 && cache.num_rows > 1)
+      base::throw_mismatch("cache.page_table_stride", "at least 1", cache.page_table_stride);
   }
   if (cache.k.shape[1] == 0 && step.num_seqs > 0)
     base::throw_mismatch("cache.k.shape[1]", "at least 1 slot", 0);

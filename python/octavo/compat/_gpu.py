@@ -139,8 +139,14 @@ class Keys(NamedTuple):
 def packed_keys(k, v, starts, kv_lens, longest):
     """Keys [Tk, Hk, D] that lie end to end, each sequence's from starts[b] on, as pages of one."""
     longest = max(longest, 1)
-    table = starts[:, None] + steps(0, 1, longest, k.device)
-    return Keys(k[:, None], v[:, None], kv_lens, table, None, longest)
+    entries = steps(0, 1, k.shape[0] + longest, k.device)
+    return Keys(k[:, None], v[:, None], kv_lens, one_list(entries, longest), starts, longest)
+
+
+def one_list(entries, width):
+    """A list of pages as a page table: row r has the `width` entries from r on."""
+    count = entries.shape[0] - width + 1
+    return entries.as_strided((count, width), (1, 1))
 
 
 class Space:

@@ -75,7 +75,7 @@ class Workspace:
     ):
         for ints in (kv_lens, token_offsets, page_table, row_indices):
             assert ints is None or str(ints.dtype) == "torch.int32"
-            assert ints is None or ints.is_contiguous()
+            assert ints is None or ints.is_contiguous() or ints is page_table
         ends, lens = token_offsets.numpy(), kv_lens.numpy()
         capacity = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
         assert max_kv_len <= capacity

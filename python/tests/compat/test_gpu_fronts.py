@@ -148,11 +148,23 @@ def test_graph_mode_can_be_bounded_by_block_tables(frame):
     sizes = case.hq, case.hk, case.dim, case.page_size
     wrapper.plan(indptr, indices, last, *sizes, **case.types(), **words)
     case.check(wrapper.run(case.make_queries(), case.cache))
-    assert tuple(wrapper._device_plan._table.shape) == (3, 2)
+    assert wrapper._device_plan._table.shape[1] == 2
     with pytest.raises(ValueError, match="at most 2 pages"):
         plan(wrapper, case_of(frame, 0, [5, 3, 9]))
     with pytest.raises(RuntimeError, match=r"plan\(\) before"):
         wrapper.run(case.make_queries(), case.cache)
+
+
+def test_graph_mode_is_bounded_by_the_pool(frame):
+    wrapper = fixed_wrapper(frame, 3, 1000)
+    case = case_of(frame, 0, [5, 3, 8])
+    plan(wrapper, case)
+    case.check(wrapper.run(case.make_queries(), case.cache))
+    pages = case.cache[0].shape[0]
+    ((_, planned),) = wrapper._device_plan._spaces.values()
+    assert planned[0].max_kv_len == 4 * pages
+    with pytest.raises(ValueError, match=f"at most {4 * pages}, which the cache's pages hold"):
+        plan(wrapper, case_of(frame, 0, [4 * pages + 1, 3, 8]))
 
 
 def test_a_plain_wrapper_is_refused_in_a_capture(frame, monkeypatch):

@@ -79,63 +79,91 @@ def empty(out, lse):
     return out, None if lse is None else lse.fill_(-np.inf)
 
 
+def _pages(keys, page_size):
+    """(where each sequence's pages begin, the pages of all, the most that one has)."""
+    lens = keys.kv_lens
+    if keys.page_table is None:  # ragged keys, in pages of one
+        total = int((keys.rows + lens).max(initial=0))
+        return keys.rows, np.arange(total, dtype=np.int32), max(keys.longest, 1)
+    counts = -(-lens // page_size)
+    entries = keys.page_table[np.arange(keys.page_table.shape[1]) < counts[:, None]]
+    return np.cumsum(counts) - counts, entries, max(int(counts.max(initial=0)), 1)
+
+
 class DevicePlan:
     """A plan's integers on the GPU, and the workspace that has planned them.
 
-    In graph mode the integers lie at fixed places, as wide as the buffers allow, and each kind of
-    call has a workspace of its own, which plan() plans anew: a captured graph holds layers only.
+    The pages of all sequences lie in one list, of which each row of the page table begins one entry
+    further on. In graph mode the integers lie at fixed places, with room for fixed[0] pages in all
+    and fixed[1] of a sequence, and each kind of call has a workspace of its own, which plan() plans
+    anew: a captured graph holds layers only.
     """
 
-    def __init__(self, device, fixed_width=None):
-        self._device, self._fixed_width = device, fixed_width
-        self._space = gpu.Space(device) if fixed_width is None else None
+    def __init__(self, device, fixed=None):
+        self._device, self._fixed = device, fixed
+        self._space = gpu.Space(device) if fixed is None else None
         self._spaces = {}  # graph mode: kind -> (space, call's plan)
         self._sized, self._planned = set(), None
-        self._lens = self._offsets = self._table = None
+        self._packed = self._lens = self._offsets = self._rows = self._table = None
 
     def set(self, keys, offsets, most, page_size):
         """keys and offsets of the host; most: new tokens of one sequence, 0 for all of them."""
         t = gpu.torch()
-        b = keys.kv_lens.shape[0]
-        packed = np.concatenate([keys.kv_lens, offsets]).astype(np.int32)
-        self._most = most
-        if self._fixed_width is None:
-            table = keys.page_table if keys.page_table is not None else keys.rows[:, None]
-            ints = np.concatenate([packed, table.reshape(-1)]).astype(np.int32)
-            ints = t.from_numpy(ints).to(self._device, non_blocking=True)
-            self._lens, self._offsets = ints[:b], ints[b : 2 * b + 1]
-            self._table = ints[2 * b + 1 :].view(b, -1) if b else None
-            if keys.page_table is None and b:
-                self._table = self._table + gpu.steps(0, 1, max(keys.longest, 1), self._device)
-            self._max_kv_len = max(keys.longest, 1)
+        self._most, self._page_size, self._longest = most, page_size, max(keys.longest, 1)
+        rows, entries, width = _pages(keys, page_size)
+        if self._fixed is None:
+            self._place(len(rows), len(entries), width)
             self._sized.clear()
         else:
-            self._fill(packed, keys.page_table, b)
-            self._max_kv_len = self._fixed_width * page_size
+            for n, most_pages, what in (
+                (len(entries), self._fixed[0], "in all"),
+                (width, self._fixed[1], "of a sequence"),
+            ):
+                if n > most_pages:
+                    raise ValueError(
+                        f"indices: wanted at most {most_pages} pages {what} (of the buffer, or of "
+                        f"the first plan's block_tables), got {n}"
+                    )
+            for _, plan in self._spaces.values():
+                if plan is not None:
+                    self._check_longest(plan[0].max_kv_len)
+            if self._packed is None:
+                self._place(len(rows), *self._fixed)
+        packed = np.concatenate([keys.kv_lens, offsets, rows, entries]).astype(np.int32)
+        self._packed[: len(packed)].copy_(t.from_numpy(packed), non_blocking=True)
         self._planned = None
         for space, plan in self._spaces.values():
             if plan is not None:
                 space.plan(*plan)
 
-    def _fill(self, packed, table, b):
+    def _place(self, b, count, width):
+        """Memory for the integers of b sequences with `count` pages in all. Behind the last one's
+        there are `width` more, so that rows of the table end within.
+        """
         t = gpu.torch()
-        if self._lens is None:
-            fixed = t.zeros(2 * b + 1, dtype=t.int32, device=self._device)
-            self._lens, self._offsets = fixed[:b], fixed[b:]
-            self._packed = fixed
-            shape = (b, self._fixed_width)
-            self._table = t.zeros(shape, dtype=t.int32, device=self._device)
-        if table.shape[1] > self._fixed_width:
+        self._packed = t.zeros(3 * b + 1 + count + width, dtype=t.int32, device=self._device)
+        self._lens, self._offsets = self._packed[:b], self._packed[b : 2 * b + 1]
+        self._rows = self._packed[2 * b + 1 : 3 * b + 1]
+        self._table = gpu.one_list(self._packed[3 * b + 1 :], width)
+
+    def _check_longest(self, max_kv_len):
+        if self._longest > max_kv_len:
             raise ValueError(
-                f"indices: wanted at most {self._fixed_width} pages of a sequence (of the buffer, "
-                f"or of the first plan's block_tables), got {table.shape[1]}"
+                f"kv lengths: wanted at most {max_kv_len}, which the cache's pages hold, "
+                f"got {self._longest}"
             )
-        self._packed.copy_(t.from_numpy(packed), non_blocking=True)
-        self._table[:, : table.shape[1]].copy_(t.from_numpy(table), non_blocking=True)
+
+    def _max_kv_len(self, num_pages):
+        """Of one sequence: in graph mode what later plans may have, too."""
+        if self._fixed is None:
+            return self._longest
+        most = min(self._fixed[1], num_pages) * self._page_size
+        self._check_longest(most)
+        return most
 
     def get(self, device, kind, sizes, what):
         """As gpu.Spaces.get."""
-        if self._fixed_width is None:
+        if self._fixed is None:
             if gpu.capturing():
                 raise RuntimeError(f"{what}: wanted use_cuda_graph in a capture, got a plain one")
             if kind not in self._sized:
@@ -160,9 +188,10 @@ class DevicePlan:
         check_lse(maths, want_lse)
         out, lse = results(q, v.shape[-1], out, lse, want_lse, out_dtype)
         arithmetic = options(maths, q.device, q.shape[1], scales, sinks)
-        if self._table is None or not q.shape[0] or k.numel() == 0:
+        if not self._lens.shape[0] or not q.shape[0] or k.numel() == 0:
             return empty(out, lse)
-        keys = gpu.Keys(k, v, self._lens, self._table, None, self._max_kv_len)
+        most_keys = self._max_kv_len(k.shape[0])
+        keys = gpu.Keys(k, v, self._lens, self._table, self._rows, most_keys)
         most = min(self._most, q.shape[0])
         call = gpu.Call(
             "run",
@@ -182,7 +211,7 @@ class DevicePlan:
 
     def _plan(self, call, plan):
         """The step's plan is the same for all layers whose pools are as large."""
-        if self._fixed_width is not None:
+        if self._fixed is not None:
             space, planned = self._spaces[self._kind]
             if planned is None:
                 space.plan(*plan)
