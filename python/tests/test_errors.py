@@ -57,7 +57,7 @@ WRONG_FORWARDS = {
     "out": (
         lambda a: a | {"out": np.zeros((7, 4, 16), np.float16)},
         "out.dtype",
-        "f32 or f32 (q's)",
+        "f32",
         "f16",
     ),
     "byte order": (

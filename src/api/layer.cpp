@@ -46,8 +46,11 @@ kernels::AttendParams attend_params(const AttentionConfig& config, const LayerIn
   params.out_dtype = out.dtype;
   params.out_layout = token_layout("out", out, shape, config.num_q_heads, config.head_dim_v, true);
   if (out.dtype != DType::F32 && out.dtype != inputs.q.dtype) {
-    base::throw_mismatch("out.dtype", fmt::format("f32 or {} (q's)", to_string(inputs.q.dtype)),
-                         to_string(out.dtype));
+    const bool narrow = inputs.q.dtype != DType::F32;
+    base::throw_mismatch(
+        "out.dtype",
+        narrow ? fmt::format("f32 or {} (q's)", to_string(inputs.q.dtype)) : std::string("f32"),
+        to_string(out.dtype));
   }
   set_lse(lse, shape.device, params);
   params.scale = config.softmax_scale;
