@@ -233,6 +233,7 @@ def test_packed_forms_equal_the_plain_one(frame):
         assert np.array_equal(frame.read(out), want)
 
 
+@everywhere
 def test_combine_gives_attention_over_all_keys(frame):
     r = np.random.default_rng(1)
     q, k, v = (r.standard_normal(s).astype(np.float32) for s in ((4, 2, 8), (9, 2, 8), (9, 2, 8)))

@@ -21,6 +21,7 @@ from .._arrays import (
     scale_by,
     sliding_rows,
 )
+from ._given import Arithmetic
 
 _INT32 = np.int32
 
@@ -35,16 +36,16 @@ class Options(NamedTuple):
     sinks: np.ndarray | None
 
 
-def options(softmax_scale, causal, window_size, softcap, sinks, num_heads) -> Options:
-    left, right = window_size
+def options(given: Arithmetic, num_heads) -> Options:
+    left, right = given.window_size
     left = -1 if left is None or left < 0 else int(left)
     right = -1 if right is None or right < 0 else int(right)
     return Options(
-        checked_scale(softmax_scale, "softmax_scale"),
-        "causal" if causal else "full",
+        checked_scale(given.softmax_scale, "softmax_scale"),
+        "causal" if given.causal else "full",
         (left, right),
-        checked_softcap(softcap, "softcap"),
-        None if sinks is None else floats(sinks, "sinks", (num_heads,)),
+        checked_softcap(given.softcap, "softcap"),
+        None if given.sinks is None else floats(given.sinks, "sinks", (num_heads,)),
     )
 
 

@@ -7,14 +7,17 @@ import numpy as np
 
 from .. import _gpu as gpu
 from .._arrays import not_covered
+from .._gpu_merge import checked_lse, merge
 from . import _core as core
+from ._given import Arithmetic, CacheCall, RaggedCall
 from ._gpu_parts import New, Queries, rope_of, skip_left
 
 
-def _options(queries, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks):
+def _options(queries, maths):
     q = queries.tensor
     heads = q.shape[-2]
-    plain = core.options(softmax_scale, causal, window_size, softcap, None, heads)
+    plain = core.options(maths._replace(sinks=None), heads)
+    sinks, alibi_slopes = maths.sinks, maths.alibi_slopes
     if sinks is not None:
         sinks = gpu.floats(sinks, "sinks", q.device, (heads,))
     if alibi_slopes is not None:
@@ -107,95 +110,70 @@ def _finish(queries, out, lse, v_scale):
     return out, _their_lse(queries, lse)
 
 
-def with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    k,
-    v,
-    *,
-    rotary_cos,
-    rotary_sin,
-    rotary_interleaved,
-    rotary_seqlens,
-    cache_seqlens,
-    cache_batch_idx,
-    cache_leftpad,
-    page_table,
-    cu_seqlens_q,
-    cu_seqlens_k_new,
-    max_seqlen_q,
-    softmax_scale,
-    causal,
-    window_size,
-    softcap,
-    alibi_slopes,
-    sinks,
-    descales,
-    return_softmax_lse,
-):
-    device = q.device
-    q, k_cache, v_cache = gpu.checked(q, q=q, k_cache=k_cache, v_cache=v_cache)
-    queries = Queries(q, cu_seqlens_q, max_seqlen_q)
+def with_kvcache(call: CacheCall):
+    device, maths = call.q.device, call.arithmetic
+    q, k_cache, v_cache = gpu.checked(call.q, q=call.q, k_cache=call.k_cache, v_cache=call.v_cache)
+    queries = Queries(q, call.cu_seqlens_q, call.max_seqlen_q)
     b = queries.num_seqs
-    table = None if page_table is None else gpu.table_of(page_table, "page_table", device)
+    table = None if call.page_table is None else gpu.table_of(call.page_table, "page_table", device)
     rows = None
-    if cache_batch_idx is not None:
-        rows = gpu.ints(cache_batch_idx, "cache_batch_idx", device, b)
+    if call.cache_batch_idx is not None:
+        rows = gpu.ints(call.cache_batch_idx, "cache_batch_idx", device, b)
     capacity = k_cache.shape[1] * (1 if table is None else table.shape[1])
-    past, most = _lengths_before(cache_seqlens, k, b, capacity, device)
+    past, most = _lengths_before(call, b, capacity, device)
     keys = gpu.Keys(k_cache, v_cache, past, table, rows, most)
     core.check_heads(q, k_cache)
-    options = _options(queries, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks)
+    options = _options(queries, maths)
     new = None
-    if k is not None:
-        k, v = gpu.checked(q, k=k, v=v)
-        new = New(k, v, past, cu_seqlens_k_new, device)
+    if call.k is not None:
+        k, v = gpu.checked(q, k=call.k, v=call.v)
+        new = New(k, v, past, call.cu_seqlens_k_new, device)
         most = most + new.most if most and new.format == "bshd" else 0
         keys = keys._replace(kv_lens=new.lens, max_kv_len=most)
     if most > capacity:
         raise ValueError(f"cache_seqlens: wanted at most {capacity} with new tokens, got {most}")
     rope = places = None
-    if rotary_cos is not None:
-        tables = gpu.checked(q, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
-        rope = rope_of(*tables, rotary_interleaved)
+    if call.rotary_cos is not None:
+        tables = gpu.checked(q, rotary_cos=call.rotary_cos, rotary_sin=call.rotary_sin)
+        rope = rope_of(*tables, call.rotary_interleaved)
         starts = past
-        if rotary_seqlens is not None:
-            starts = gpu.ints(rotary_seqlens, "rotary_seqlens", device, b)
+        if call.rotary_seqlens is not None:
+            starts = gpu.ints(call.rotary_seqlens, "rotary_seqlens", device, b)
         places = new.places(starts)
         # As in FlashAttention: without causal mask and window all queries stand at the first place.
-        if causal or options.window != (-1, -1):
+        if maths.causal or options.window != (-1, -1):
             options = options._replace(rope=rope, positions=queries.places(starts))
         else:
             at_first = queries.per_token(starts).reshape(-1).contiguous()
             options = options._replace(rope=rope, positions=at_first)
-    read = keys if cache_leftpad is None else skip_left(keys, cache_leftpad, b)
-    v_scale = _descale(queries, descales, k_cache.shape[-2])
+    read = keys if call.cache_leftpad is None else skip_left(keys, call.cache_leftpad, b)
+    v_scale = _descale(queries, maths.descales, k_cache.shape[-2])
     if _nothing_to_do(queries, read) and (new is None or new.k.numel() == 0):
-        results = _empty(queries, read, return_softmax_lse)
+        results = _empty(queries, read, maths.want_lse)
     else:
-        out, lse = _results(queries, read, return_softmax_lse)
-        call = _call("flash_attn_with_kvcache", queries, read, options, out, lse)
+        out, lse = _results(queries, read, maths.want_lse)
+        attend = _call("flash_attn_with_kvcache", queries, read, options, out, lse)
         planned = False
         if new is not None and new.k.numel():
-            call.append(k, v, keys, new.offsets, new.format, new.most, rope, places)
+            attend.append(k, v, keys, new.offsets, new.format, new.most, rope, places)
             planned = _same_step(new, queries, read is keys)
         if not planned:
-            call.plan()
-        call.attend()
+            attend.plan()
+        attend.attend()
         results = _finish(queries, out, lse, v_scale)
-    return results if return_softmax_lse else results[0]
+    return results if maths.want_lse else results[0]
 
 
-def _lengths_before(cache_seqlens, k, b, capacity, device):
+def _lengths_before(call, b, capacity, device):
     """(the lengths, the most as far as the host knows it: 0 is what a row holds)."""
-    if cache_seqlens is None:
-        if k is not None:
+    lens = call.cache_seqlens
+    if lens is None:
+        if call.k is not None:
             raise ValueError("cache_seqlens: wanted the lengths before the new k and v, got None")
         return gpu.full(b, capacity, device), 0
-    if isinstance(cache_seqlens, (int, np.integer)):
-        return gpu.full(b, int(cache_seqlens), device), int(cache_seqlens)
-    return gpu.ints(cache_seqlens, "cache_seqlens", device, b), 0
+    if isinstance(lens, (int, np.integer)):
+        return gpu.full(b, int(lens), device), int(lens)
+    return gpu.ints(lens, "cache_seqlens", device, b), 0
 
 
 def _same_step(new, queries, same_keys):
@@ -208,53 +186,37 @@ def _same_step(new, queries, same_keys):
     )
 
 
-def varlen(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    *,
-    max_seqlen_q,
-    max_seqlen_k,
-    seqused_q,
-    seqused_k,
-    page_table,
-    softmax_scale,
-    causal,
-    window_size,
-    softcap,
-    alibi_slopes,
-    sinks,
-    descales,
-    want_lse,
-):
-    device = q.device
-    q, k, v = gpu.checked(q, q=q, k=k, v=v)
-    queries = Queries(q, cu_seqlens_q, max_seqlen_q)
+def varlen(call: RaggedCall):
+    device, maths = call.q.device, call.arithmetic
+    q, k, v = gpu.checked(call.q, q=call.q, k=call.k, v=call.v)
+    queries = Queries(q, call.cu_seqlens_q, call.max_seqlen_q)
     b = queries.num_seqs
-    used = None if seqused_k is None else gpu.ints(seqused_k, "seqused_k", device, b)
-    ends = None if cu_seqlens_k is None else gpu.ints(cu_seqlens_k, "cu_seqlens_k", device, b + 1)
+    used = None if call.seqused_k is None else gpu.ints(call.seqused_k, "seqused_k", device, b)
+    ends = (
+        None
+        if call.cu_seqlens_k is None
+        else gpu.ints(call.cu_seqlens_k, "cu_seqlens_k", device, b + 1)
+    )
     if used is None and ends is None:
         raise ValueError("cu_seqlens_k: wanted it or seqused_k, got neither")
     lens = core.lengths(ends) if used is None else used
-    if used is not None and ends is not None and page_table is None:
+    if used is not None and ends is not None and call.page_table is None:
         # More than there are would be another sequence's: a length that the planning refuses.
         lens = gpu.torch().where(used > core.lengths(ends), -1, used)
-    longest = None if max_seqlen_k is None else int(max_seqlen_k)
-    if page_table is not None:
-        table = gpu.table_of(page_table, "block_table", device)
+    longest = None if call.max_seqlen_k is None else int(call.max_seqlen_k)
+    if call.page_table is not None:
+        table = gpu.table_of(call.page_table, "block_table", device)
         most = 0 if longest is None else min(max(longest, 1), table.shape[1] * k.shape[1])
         keys = gpu.Keys(k, v, lens, table, None, most)
     elif ends is None:
         raise ValueError("cu_seqlens_k: wanted where each sequence starts, got None")
     else:
         keys = gpu.packed_keys(k, v, ends[:-1], lens, k.shape[0] if longest is None else longest)
-    options = _options(queries, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks)
-    v_scale = _descale(queries, descales, k.shape[-2])
-    if seqused_q is not None:
-        return _partly_used(queries, keys, options, want_lse, v_scale, seqused_q)
-    return _attend("flash_attn_varlen_func", queries, keys, options, v_scale, want_lse)
+    options = _options(queries, maths)
+    v_scale = _descale(queries, maths.descales, k.shape[-2])
+    if call.seqused_q is not None:
+        return _partly_used(queries, keys, options, maths.want_lse, v_scale, call.seqused_q)
+    return _attend("flash_attn_varlen_func", queries, keys, options, v_scale, maths.want_lse)
 
 
 def _partly_used(queries, keys, options, want_lse, v_scale, seqused_q):
@@ -295,15 +257,26 @@ def _partly_used(queries, keys, options, want_lse, v_scale, seqused_q):
     return ours, ours_lse.t().contiguous()
 
 
-def dense(
-    q, k, v, *, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, descales, want_lse
-):
+def dense(q, k, v, maths: Arithmetic):
     q, k, v = gpu.checked(q, q=q, k=k, v=v)
     queries = Queries(q, None, None)
     if k.shape[0] != queries.num_seqs:
         raise ValueError(f"k: wanted a batch of {queries.num_seqs}, as q, got {k.shape[0]}")
     length = k.shape[1]
     keys = gpu.Keys(k, v, gpu.full(queries.num_seqs, length, q.device), None, None, length)
-    options = _options(queries, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks)
-    v_scale = _descale(queries, descales, k.shape[-2])
-    return _attend("flash_attn_func", queries, keys, options, v_scale, want_lse)
+    options = _options(queries, maths)
+    v_scale = _descale(queries, maths.descales, k.shape[-2])
+    return _attend("flash_attn_func", queries, keys, options, v_scale, maths.want_lse)
+
+
+def combine(out_partial, lse_partial, out, out_dtype):
+    (parts,) = gpu.checked(out_partial, out_partial=out_partial)
+    if parts.dim() < 3:
+        raise ValueError(f"out_partial: wanted [S, .., H, D], got {list(parts.shape)}")
+    merged, lse = merge(parts, checked_lse(parts, lse_partial, "lse_partial", parts.shape[:-1]))
+    if out is None:
+        return merged.to(parts.dtype if out_dtype is None else out_dtype), lse
+    gpu.checked(parts, out=out)
+    if out.shape != merged.shape:
+        raise ValueError(f"out: wanted {list(merged.shape)}, got {list(out.shape)}")
+    return out.copy_(merged), lse

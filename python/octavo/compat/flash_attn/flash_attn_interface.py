@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from . import _calls
 from ._core import check_tuning, one_of, refuse
+from ._given import Arithmetic, CacheCall, RaggedCall
 
 _NO_WINDOW = (-1, -1)
 
@@ -72,7 +73,7 @@ def flash_attn_with_kvcache(
     )
     if num_splits or pack_gqa is not None:
         check_tuning(num_splits, pack_gqa)
-    return _calls.with_kvcache(
+    call = CacheCall(
         q,
         k_cache,
         v_cache,
@@ -91,17 +92,18 @@ def flash_attn_with_kvcache(
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k_new=cu_seqlens_k_new,
         max_seqlen_q=max_seqlen_q,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks
-        if learnable_sink is None
-        else one_of(sinks=sinks, learnable_sink=learnable_sink),
-        descales=_given(q_descale, k_descale, v_descale),
-        return_softmax_lse=return_softmax_lse,
+        arithmetic=Arithmetic(
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
+            _given(q_descale, k_descale, v_descale),
+            return_softmax_lse,
+        ),
     )
+    return _calls.with_kvcache(call)
 
 
 def flash_attn_varlen_func(
@@ -146,7 +148,7 @@ def flash_attn_varlen_func(
     """
     refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
     check_tuning(num_splits, pack_gqa)
-    out, lse = _calls.varlen(
+    call = RaggedCall(
         q,
         k,
         v,
@@ -157,15 +159,18 @@ def flash_attn_varlen_func(
         seqused_q=seqused_q,
         seqused_k=seqused_k,
         page_table=one_of(block_table=block_table, page_table=page_table),
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=one_of(sinks=sinks, learnable_sink=learnable_sink),
-        descales=_given(q_descale, k_descale, v_descale),
-        want_lse=return_attn_probs,
+        arithmetic=Arithmetic(
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            one_of(sinks=sinks, learnable_sink=learnable_sink),
+            _given(q_descale, k_descale, v_descale),
+            return_attn_probs,
+        ),
     )
+    out, lse = _calls.varlen(call)
     return (out, lse, _calls.no_probs(q)) if return_attn_probs else out
 
 
@@ -204,14 +209,16 @@ def flash_attn_func(
         q,
         k,
         v,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=one_of(sinks=sinks, learnable_sink=learnable_sink),
-        descales=_given(q_descale, k_descale, v_descale),
-        want_lse=return_attn_probs,
+        Arithmetic(
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            one_of(sinks=sinks, learnable_sink=learnable_sink),
+            _given(q_descale, k_descale, v_descale),
+            return_attn_probs,
+        ),
     )
     return (out, lse, _calls.no_probs(q)) if return_attn_probs else out
 
