@@ -43,6 +43,9 @@ class Host:
         """A module where the arrays are."""
         return module
 
+    def wait(self):
+        """Until calls are done."""
+
 
 class Numpy(Host):
     name = "numpy"

@@ -36,6 +36,9 @@ class Cuda(Torch):
     def place(self, module):
         return module.cuda()
 
+    def wait(self):
+        self.torch.cuda.synchronize()
+
     def is_one(self, x):
         return super().is_one(x) and x.is_cuda
 

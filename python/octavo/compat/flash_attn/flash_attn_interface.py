@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from .._blame import array, names_arguments
 from . import _calls
 from ._core import check_tuning, one_of, refuse
 from ._given import Arithmetic, CacheCall, RaggedCall
+from ._wanted import DENSE, KVCACHE, VARLEN
 
 _NO_WINDOW = (-1, -1)
 
@@ -14,6 +16,7 @@ def _given(*descales):
     return None if all(d is None for d in descales) else descales
 
 
+@names_arguments(**KVCACHE)
 def flash_attn_with_kvcache(
     q,
     k_cache,
@@ -106,6 +109,7 @@ def flash_attn_with_kvcache(
     return _calls.with_kvcache(call)
 
 
+@names_arguments(**VARLEN)
 def flash_attn_varlen_func(
     q,
     k,
@@ -174,6 +178,7 @@ def flash_attn_varlen_func(
     return (out, lse, _calls.no_probs(q)) if return_attn_probs else out
 
 
+@names_arguments(**DENSE)
 def flash_attn_func(
     q,
     k,
@@ -223,16 +228,19 @@ def flash_attn_func(
     return (out, lse, _calls.no_probs(q)) if return_attn_probs else out
 
 
+@names_arguments(qkv=array(5))
 def flash_attn_qkvpacked_func(qkv, *args, **kwargs):
     """flash_attn_func for qkv [B, L, 3, H, D]; the further arguments are the same."""
     return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *args, **kwargs)
 
 
+@names_arguments(kv=array(5))
 def flash_attn_kvpacked_func(q, kv, *args, **kwargs):
     """flash_attn_func for kv [B, Lk, 2, Hk, D]; the further arguments are the same."""
     return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *args, **kwargs)
 
 
+@names_arguments(qkv=array(4))
 def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *args, **kwargs):
     """flash_attn_varlen_func for qkv [T, 3, H, D]; the further arguments are the same."""
     q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
@@ -241,6 +249,7 @@ def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *args, **kwarg
     )
 
 
+@names_arguments(kv=array(4))
 def flash_attn_varlen_kvpacked_func(q, kv, *args, **kwargs):
     """flash_attn_varlen_func for kv [Tk, 2, Hk, D]; the further arguments are the same."""
     return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *args, **kwargs)

@@ -9,8 +9,10 @@ import octavo
 
 from .. import _gpu as gpu
 from .._arrays import as_float32, framework, native, not_covered
+from .._blame import names_arguments
 from .._gpu_merge import checked_lse, merge
 from ._common import LN2, LOG2E
+from ._wanted import MERGE, MERGE_ALL, MERGE_IN_PLACE
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states"]
 
@@ -38,6 +40,7 @@ def _merged_on_gpu(named, lses):
     return out.to(like.dtype), lse.mul_(float(LOG2E))
 
 
+@names_arguments(**MERGE)
 def merge_state(v_a, s_a, v_b, s_b):
     """(V [T, H, D], S float32 [T, H]) over the keys of both parts; V has v_a's dtype."""
     if gpu.on_gpu(v_a):
@@ -50,6 +53,7 @@ def merge_state(v_a, s_a, v_b, s_b):
     return _merged(parts, v_a, frame)
 
 
+@names_arguments(**MERGE_IN_PLACE)
 def merge_state_in_place(v, s, v_other, s_other, mask=None):
     """Merges (v_other, s_other) into (v, s); with mask [T] only the rows where it is true."""
     if gpu.on_gpu(v):
@@ -58,6 +62,8 @@ def merge_state_in_place(v, s, v_other, s_other, mask=None):
             raise TypeError(f"s: wanted float32, got {s.dtype}")
         if mask is not None:
             rows = mask.to(device=v.device).bool()
+            if rows.shape != v.shape[:1]:
+                raise ValueError(f"mask: wanted [{v.shape[0]}], got {list(rows.shape)}")
             out = gpu.torch().where(rows[:, None, None], out, v)
             lse = gpu.torch().where(rows[:, None], lse, s)
         v.copy_(out)
@@ -78,6 +84,7 @@ def merge_state_in_place(v, s, v_other, s_other, mask=None):
     out[rows], lse[rows] = merged[rows], merged_lse[rows]
 
 
+@names_arguments(**MERGE_ALL)
 def merge_states(v, s):
     """(V [T, H, D], S float32 [T, H]) of v [T, num_states, H, D] and s [T, num_states, H]."""
     if gpu.on_gpu(v):

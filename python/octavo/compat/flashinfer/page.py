@@ -9,8 +9,10 @@ import octavo
 
 from .. import _gpu as gpu
 from .._arrays import framework, ints, native, not_covered
+from .._blame import names_arguments
 from . import _gpu
 from ._common import check_layout, unpack
+from ._wanted import APPEND, PLACES
 
 __all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
 
@@ -23,6 +25,7 @@ def get_seq_lens(kv_indptr, kv_last_page_len, page_size):
     return (pages - 1).clip(0) * page_size + kv_last_page_len
 
 
+@names_arguments(**PLACES)
 def get_batch_indices_positions(append_indptr, seq_lens, nnz):
     """(batch index, position) int32 [nnz] of each appended token; seq_lens count the new tokens.
 
@@ -47,6 +50,7 @@ def get_batch_indices_positions(append_indptr, seq_lens, nnz):
     return tuple(frame.finish(m) for m, _ in made)
 
 
+@names_arguments(**APPEND)
 def append_paged_kv_cache(
     append_key,
     append_value,

@@ -8,8 +8,10 @@ import numpy as np
 import octavo
 
 from .._arrays import checked_scale, floats, ints, join_heads, not_covered
+from .._blame import names_arguments
 from . import _backend, _plain
 from ._torch import Module, torch
+from ._wanted import FORWARD, MODULE
 
 _MASKS = {
     "no_mask": (False, None),
@@ -50,6 +52,7 @@ class DotProductAttention(Module):
     only. See forward.
     """
 
+    @names_arguments(**MODULE)
     def __init__(
         self,
         num_attention_heads,
@@ -124,6 +127,7 @@ class DotProductAttention(Module):
         else:
             self.register_buffer("softmax_offset", torch.zeros(self.num_heads), persistent=False)
 
+    @names_arguments(**FORWARD)
     def forward(
         self,
         query_layer,
