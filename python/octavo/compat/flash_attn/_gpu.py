@@ -236,7 +236,7 @@ def _partly_used(queries, keys, options, want_lse, v_scale, seqused_q):
     offsets = t.zeros(b + 1, dtype=t.int32, device=q.device)
     offsets[1:] = counts.cumsum(0)
     ramp = gpu.steps(0, 1, longest, q.device)
-    index = (queries.offsets[:-1, None] + ramp).clamp_(max=q.shape[0] - 1).long()
+    index = (queries.offsets[:-1, None] + ramp).clamp_(0, q.shape[0] - 1).long()
     padded = Queries(q[index], None, None)
     padded.offsets = offsets
     out, lse = _results(padded, keys, want_lse)

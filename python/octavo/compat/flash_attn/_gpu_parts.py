@@ -31,6 +31,8 @@ class Queries:
         """values [B, ...] for each token, with the token axes of q."""
         if self.format == "bshd":
             return values[:, None].expand(-1, self.most, *values.shape[1:])
+        if not self.num_seqs:  # tokens of nobody
+            return values.new_zeros((self.tensor.shape[0], *values.shape[1:]))
         return values[gpu.owners(self.offsets, self.tensor.shape[0])]
 
     def places(self, starts):
@@ -85,6 +87,8 @@ def skip_left(keys, leftpad, b):
         pages, within = rows[:, None].expand_as(slots), slots
     else:
         num_rows, width = keys.page_table.shape
+        if b and not num_rows:
+            raise ValueError(f"block_table: wanted a row for each of {b} sequences, got none")
         there &= ((rows >= 0) & (rows < num_rows))[:, None]
         table = keys.page_table[rows.clamp(0, num_rows - 1).long()]
         pages = t.take_along_dim(table, (slots // page_size).clamp_(0, width - 1).long(), 1)
