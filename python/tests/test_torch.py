@@ -194,3 +194,16 @@ def test_subclasses_of_tensors_are_tensors(tensors):
     parameters = [torch.nn.Parameter(x, requires_grad=False) for x in (q, k, v)]
     out = attention.forward(plan, cache, 0, *parameters)
     assert torch.equal(out, attention.attend(plan, cache, 0, q))
+
+
+def test_a_signature_tells_what_is_not_alike_apart():
+    x = torch.zeros((4, 6), dtype=torch.int32)
+    alike = torch.ones((4, 6), dtype=torch.int32)
+    others = [x.t(), x[:2], x[:, ::2], x.float(), x.long(), x.flatten(), x.numpy(), None]
+    assert _native._signature(x, None) == _native._signature(alike, None)
+    assert len({_native._signature(x, y) for y in [x, *others]}) == 1 + len(others)
+    assert _native._signature(x, None) != _native._signature(None, x)
+    assert _native._signature(x, x) != _native._signature(x)
+    for wrong in ([1, 2], 3, "x"):
+        with pytest.raises(octavo.InvalidArgument):
+            _native._signature(x, wrong)

@@ -4,6 +4,7 @@
 `Cuda` is PyTorch on a GPU; skipped where there is none. `StandIn` is for machines without one: the
 fronts take PyTorch's tensors of the host for a GPU's, and the library's calls run on the CPU, after
 they were held to what Workspace.plan was told. It tests the fronts' integers, and no kernel.
+In both, calls are made twice, but for modules that say CALLS_ONCE.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from frames import Torch
 
 import octavo
 from gpus import torch_on_a_gpu
-from octavo.compat import _gpu
+from octavo.compat import _gpu, flash_attn
+from octavo.compat.flashinfer._batch import PagedBatch
 
 
 class Cuda(Torch):
@@ -140,8 +142,72 @@ def stand_in(monkeypatch):
     return StandIn(torch)
 
 
+def make_calls_twice(monkeypatch):
+    """The fronts' calls on a GPU are made twice, and the second one counts: it goes by what was
+    kept of the first. Appending the same again changes nothing.
+    """
+
+    def twice(module, name):
+        once = getattr(module, name)
+
+        def call(*arguments, **words):
+            once(*arguments, **words)
+            return once(*arguments, **words)
+
+        monkeypatch.setattr(module, name, call)
+
+    for name in ("with_kvcache", "varlen", "dense"):
+        twice(flash_attn._gpu, name)
+    twice(PagedBatch, "_attend")
+
+
 def cuda():
     return Cuda(torch_on_a_gpu())
+
+
+def counted(monkeypatch, name):
+    """How often a method of the fronts' workspaces is called, of those made from now on."""
+    calls = []
+
+    class Counting(octavo.Workspace):
+        pass
+
+    method = getattr(octavo.Workspace, name)
+
+    def count(self, *arguments, **words):
+        calls.append(self)
+        return method(self, *arguments, **words)
+
+    setattr(Counting, name, count)
+    monkeypatch.setattr(octavo, "Workspace", Counting)
+    return calls
+
+
+class StandInGraph:
+    """A capture by the stand-in: makes the call anew, its results at the old places."""
+
+    def __init__(self, call):
+        self.call, self.results = call, call()
+
+    def replay(self):
+        results = self.results if isinstance(self.results, tuple) else (self.results,)
+        again = self.call()
+        for mine, new in zip(results, again if isinstance(again, tuple) else (again,), strict=True):
+            mine.copy_(new)
+
+
+def captured(frame, call):
+    """A graph of `call`, after one outside of it."""
+    if frame.name != "cuda":
+        graph = StandInGraph(call)
+        return graph, graph.results
+    torch = frame.torch
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call()
+    return graph, results
 
 
 everywhere = pytest.mark.parametrize("frame", ["numpy", "torch", "stand-in", "cuda"], indirect=True)

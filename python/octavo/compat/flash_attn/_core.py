@@ -36,17 +36,35 @@ class Options(NamedTuple):
     sinks: np.ndarray | None
 
 
-def options(given: Arithmetic, num_heads) -> Options:
-    left, right = given.window_size
-    left = -1 if left is None or left < 0 else int(left)
-    right = -1 if right is None or right < 0 else int(right)
-    return Options(
-        checked_scale(given.softmax_scale, "softmax_scale"),
-        "causal" if given.causal else "full",
-        (left, right),
-        checked_softcap(given.softcap, "softcap"),
-        None if given.sinks is None else floats(given.sinks, "sinks", (num_heads,)),
+_SIMPLE = frozenset((int, float, bool, type(None)))
+
+
+def plain_options(given: Arithmetic):
+    """(softmax_scale, mask, window, softcap), as the library names them."""
+    plain = (given.softmax_scale, given.softcap, *given.window_size)
+    if _SIMPLE.issuperset(map(type, plain)):
+        return _known_options(*plain, bool(given.causal))
+    return _plain_options(*plain, given.causal)
+
+
+def _plain_options(softmax_scale, softcap, left, right, causal):
+    return (
+        checked_scale(softmax_scale, "softmax_scale"),
+        "causal" if causal else "full",
+        (
+            -1 if left is None or left < 0 else int(left),
+            -1 if right is None or right < 0 else int(right),
+        ),
+        checked_softcap(softcap, "softcap"),
     )
+
+
+_known_options = functools.lru_cache(maxsize=64)(_plain_options)
+
+
+def options(given: Arithmetic, num_heads) -> Options:
+    sinks = None if given.sinks is None else floats(given.sinks, "sinks", (num_heads,))
+    return Options(*plain_options(given), sinks)
 
 
 def one_of(**named):

@@ -7,16 +7,25 @@ import numpy as np
 
 from .. import _gpu as gpu
 from .._arrays import not_covered
+from .._gpu_call import Call, Options
 from .._gpu_merge import checked_lse, merge
 from . import _core as core
 from ._given import Arithmetic, CacheCall, RaggedCall
+from ._gpu_again import (
+    Again,
+    kind_of_cache_call,
+    kind_of_dense_call,
+    kind_of_ragged_call,
+    their_lse,
+    varlen_again,
+    with_kvcache_again,
+)
 from ._gpu_parts import New, Queries, rope_of, skip_left
 
 
 def _options(queries, maths):
     q = queries.tensor
     heads = q.shape[-2]
-    plain = core.options(maths._replace(sinks=None), heads)
     sinks, alibi_slopes = maths.sinks, maths.alibi_slopes
     if sinks is not None:
         sinks = gpu.floats(sinks, "sinks", q.device, (heads,))
@@ -24,9 +33,7 @@ def _options(queries, maths):
         if len(alibi_slopes.shape) == 2:
             raise not_covered("alibi_slopes [batch, heads] on a GPU", "[heads] are")
         alibi_slopes = gpu.floats(alibi_slopes, "alibi_slopes", q.device, (heads,))
-    return gpu.Options(
-        plain.softmax_scale, plain.mask, plain.window, plain.softcap, sinks, alibi_slopes
-    )
+    return Options(*core.plain_options(maths), sinks, alibi_slopes)
 
 
 def _descale(queries, descales, num_kv_heads):
@@ -60,13 +67,8 @@ def _results(queries, keys, want_lse):
     return out, q.new_empty((tokens, q.shape[-2]), dtype=gpu.torch().float32)
 
 
-def _their_lse(queries, lse):
-    """[Hq, T], or [B, Hq, Lq], dense."""
-    if lse is None:
-        return None
-    if queries.format == "thd":
-        return lse.t().contiguous()
-    return lse.view(queries.num_seqs, queries.most, -1).transpose(1, 2).contiguous()
+def _packing(queries):
+    return queries.format, queries.num_seqs, queries.most
 
 
 def _nothing_to_do(queries, keys):
@@ -77,21 +79,26 @@ def _empty(queries, keys, want_lse):
     """What attention over no key gives."""
     out, lse = _results(queries, keys, want_lse)
     out.zero_()
-    return out, None if lse is None else _their_lse(queries, lse.fill_(-np.inf))
+    return out, None if lse is None else their_lse(lse.fill_(-np.inf), *_packing(queries))
 
 
-def _attend(what, queries, keys, options, v_scale, want_lse):
+def _attend(what, queries, keys, options, v_scale, maths, kind, **kept):
+    """kind: of the call, None unless its tensors go to the library as they are, but for those kept
+    for the next call like it.
+    """
     if _nothing_to_do(queries, keys):
-        return _empty(queries, keys, want_lse)
-    out, lse = _results(queries, keys, want_lse)
-    call = _call(what, queries, keys, options, out, lse)
+        return _empty(queries, keys, maths.want_lse)
+    out, lse = _results(queries, keys, maths.want_lse)
+    call = _call(what, queries, keys, options, out, lse, kind)
+    if kind is not None:
+        call.space.again = Again(call, queries, out, lse, **kept)
     call.plan()
     call.attend()
     return _finish(queries, out, lse, v_scale)
 
 
-def _call(what, queries, keys, options, out, lse):
-    return gpu.Call(
+def _call(what, queries, keys, options, out, lse, kind):
+    return Call(
         what,
         queries.tensor,
         keys,
@@ -101,17 +108,28 @@ def _call(what, queries, keys, options, out, lse):
         lse=lse,
         out=out,
         most=queries.most,
+        kind=kind,
     )
+
+
+def _as_is(maths, options, *pairs):
+    """Whether what goes to the library is what was given, or made of nothing given."""
+    pairs += ((options.sinks, maths.sinks), (options.alibi_slopes, maths.alibi_slopes))
+    return all(given is None or used is given for used, given in pairs)
 
 
 def _finish(queries, out, lse, v_scale):
     if v_scale is not None:
         out.copy_(out.float() * v_scale)
-    return out, _their_lse(queries, lse)
+    return out, their_lse(lse, *_packing(queries))
 
 
 def with_kvcache(call: CacheCall):
     device, maths = call.q.device, call.arithmetic
+    kind = kind_of_cache_call(call)
+    again = gpu.spaces.again(device, kind)
+    if again is not None:
+        return with_kvcache_again(again, call)
     q, k_cache, v_cache = gpu.checked(call.q, q=call.q, k_cache=call.k_cache, v_cache=call.v_cache)
     queries = Queries(q, call.cu_seqlens_q, call.max_seqlen_q)
     b = queries.num_seqs
@@ -139,29 +157,77 @@ def with_kvcache(call: CacheCall):
         starts = past
         if call.rotary_seqlens is not None:
             starts = gpu.ints(call.rotary_seqlens, "rotary_seqlens", device, b)
-        places = new.places(starts)
-        # As in FlashAttention: without causal mask and window all queries stand at the first place.
-        if maths.causal or options.window != (-1, -1):
-            options = options._replace(rope=rope, positions=queries.places(starts))
-        else:
-            at_first = queries.per_token(starts).reshape(-1).contiguous()
-            options = options._replace(rope=rope, positions=at_first)
+            places = new.places(starts)
+        options = options._replace(
+            rope=rope, positions=_query_places(call, queries, new, options, starts)
+        )
     read = keys if call.cache_leftpad is None else skip_left(keys, call.cache_leftpad, b)
     v_scale = _descale(queries, maths.descales, k_cache.shape[-2])
     if _nothing_to_do(queries, read) and (new is None or new.k.numel() == 0):
         results = _empty(queries, read, maths.want_lse)
     else:
         out, lse = _results(queries, read, maths.want_lse)
-        attend = _call("flash_attn_with_kvcache", queries, read, options, out, lse)
-        planned = False
-        if new is not None and new.k.numel():
+        kind = _kept_kind(kind, call, queries, keys, past, options)
+        attend = _call("flash_attn_with_kvcache", queries, read, options, out, lse, kind)
+        writes = new is not None and new.k.numel() > 0
+        planned = writes and _same_step(new, queries, read is keys)
+        if kind is not None:
+            _keep(attend, call, queries, keys, new if writes else None, planned, out, lse)
+        if writes:
             attend.append(k, v, keys, new.offsets, new.format, new.most, rope, places)
-            planned = _same_step(new, queries, read is keys)
         if not planned:
             attend.plan()
         attend.attend()
         results = _finish(queries, out, lse, v_scale)
     return results if maths.want_lse else results[0]
+
+
+def _query_places(call, queries, new, options, starts):
+    """Where queries stand for their rotation; None is where the library itself puts them."""
+    # As in FlashAttention: without causal mask and window all stand at the first place.
+    local = call.arithmetic.causal or options.window != (-1, -1)
+    if (
+        (local or queries.most == 1)
+        and call.rotary_seqlens is None
+        and call.cache_leftpad is None
+        and queries.format == new.format == "bshd"
+        and queries.most == new.most
+    ):
+        return None
+    if local:
+        return queries.places(starts)
+    return queries.per_token(starts).reshape(-1).contiguous()
+
+
+def _kept_kind(kind, call, queries, keys, past, options):
+    """The kind of the call, if its tensors go to the library as they are."""
+    lens = call.cache_seqlens if hasattr(call.cache_seqlens, "shape") else None
+    as_is = options.positions is None and _as_is(
+        call.arithmetic,
+        options,
+        (past, lens),
+        (keys.page_table, call.page_table),
+        (keys.rows, call.cache_batch_idx),
+        (queries.offsets, call.cu_seqlens_q),
+    )
+    for table in (call.rotary_cos, call.rotary_sin):
+        if table is not None:
+            as_is &= table.dtype is gpu.torch().float32 and table.is_contiguous()
+    return kind if as_is else None
+
+
+def _keep(attend, call, queries, keys, new, planned, out, lse):
+    """Keeps how the call goes, for those like it."""
+    again = attend.space.again = Again(
+        attend,
+        queries,
+        out,
+        lse,
+        offsets=None if queries.format == "thd" else queries.offsets,
+        lens=None if hasattr(call.cache_seqlens, "shape") else keys.kv_lens,
+    )
+    if new is not None:
+        again.append_too(new, keys.max_kv_len, planned)
 
 
 def _lengths_before(call, b, capacity, device):
@@ -188,6 +254,10 @@ def _same_step(new, queries, same_keys):
 
 def varlen(call: RaggedCall):
     device, maths = call.q.device, call.arithmetic
+    kind = kind_of_ragged_call(call)
+    again = gpu.spaces.again(device, kind)
+    if again is not None:
+        return varlen_again(again, call)
     q, k, v = gpu.checked(call.q, q=call.q, k=call.k, v=call.v)
     queries = Queries(q, call.cu_seqlens_q, call.max_seqlen_q)
     b = queries.num_seqs
@@ -216,7 +286,24 @@ def varlen(call: RaggedCall):
     v_scale = _descale(queries, maths.descales, k.shape[-2])
     if call.seqused_q is not None:
         return _partly_used(queries, keys, options, maths.want_lse, v_scale, call.seqused_q)
-    return _attend("flash_attn_varlen_func", queries, keys, options, v_scale, maths.want_lse)
+    as_is = _as_is(
+        maths,
+        options,
+        (queries.offsets, call.cu_seqlens_q),
+        (ends, call.cu_seqlens_k),
+        (keys.page_table, call.page_table),
+        (lens, call.seqused_k),
+    )
+    return _attend(
+        "flash_attn_varlen_func",
+        queries,
+        keys,
+        options,
+        v_scale,
+        maths,
+        kind if as_is else None,
+        table=keys.page_table if call.page_table is None else None,
+    )
 
 
 def _partly_used(queries, keys, options, want_lse, v_scale, seqused_q):
@@ -240,7 +327,7 @@ def _partly_used(queries, keys, options, want_lse, v_scale, seqused_q):
     padded = Queries(q[index], None, None)
     padded.offsets = offsets
     out, lse = _results(padded, keys, want_lse)
-    call = _call("flash_attn_varlen_func", padded, keys, options, out, lse)
+    call = _call("flash_attn_varlen_func", padded, keys, options, out, lse, None)
     call.plan()
     call.attend()
     mine = gpu.owners(queries.offsets, q.shape[0])
@@ -258,6 +345,10 @@ def _partly_used(queries, keys, options, want_lse, v_scale, seqused_q):
 
 
 def dense(q, k, v, maths: Arithmetic):
+    kind = kind_of_dense_call(q, k, v, maths)
+    again = gpu.spaces.again(q.device, kind)
+    if again is not None:
+        return again.run(q, k, v, again.lens, again.offsets, None, None, maths)
     q, k, v = gpu.checked(q, q=q, k=k, v=v)
     queries = Queries(q, None, None)
     if k.shape[0] != queries.num_seqs:
@@ -266,7 +357,9 @@ def dense(q, k, v, maths: Arithmetic):
     keys = gpu.Keys(k, v, gpu.full(queries.num_seqs, length, q.device), None, None, length)
     options = _options(queries, maths)
     v_scale = _descale(queries, maths.descales, k.shape[-2])
-    return _attend("flash_attn_func", queries, keys, options, v_scale, maths.want_lse)
+    kept = {"offsets": queries.offsets, "lens": keys.kv_lens}
+    kind = kind if _as_is(maths, options) else None
+    return _attend("flash_attn_func", queries, keys, options, v_scale, maths, kind, **kept)
 
 
 def combine(out_partial, lse_partial, out, out_dtype):

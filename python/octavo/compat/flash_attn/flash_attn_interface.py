@@ -12,8 +12,10 @@ from ._wanted import DENSE, KVCACHE, VARLEN
 _NO_WINDOW = (-1, -1)
 
 
-def _given(*descales):
-    return None if all(d is None for d in descales) else descales
+def _given(q_descale, k_descale, v_descale):
+    if q_descale is None and k_descale is None and v_descale is None:
+        return None
+    return q_descale, k_descale, v_descale
 
 
 @names_arguments(**KVCACHE)

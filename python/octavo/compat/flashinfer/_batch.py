@@ -203,13 +203,18 @@ class PagedBatch(Batch):
     """A batch over pages."""
 
     def _attend(self, q, paged_kv_cache, out, lse, return_lse, scales, sinks):
-        frame = framework(q)
         array = paged_kv_cache[0] if isinstance(paged_kv_cache, (tuple, list)) else paged_kv_cache
         if self._on_gpu or gpu.on_gpu(q):
             self._check_place(q)
             k, v = _gpu.pages_of(paged_kv_cache, self._kv_layout)
+            result = self._device_plan.attend_again(
+                q, k, v, self._maths, out, lse, return_lse, scales, sinks
+            )
+            if result is not None:
+                return answer(result, return_lse)
             self._check_arrays(q, array, q, k, v)
             return self._attend_on_gpu(q, k, v, out, lse, return_lse, scales, sinks)
+        frame = framework(q)
         host = frame.host(q, "q")
         k, v = unpack(frame, paged_kv_cache, self._kv_layout)
         self._check_arrays(q, array, host, k, v)

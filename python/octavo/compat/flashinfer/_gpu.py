@@ -8,10 +8,15 @@ run() waits for nothing.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
+
+import octavo
 
 from .. import _gpu as gpu
 from .._arrays import checked_scale, not_covered
+from .._gpu_call import Call, Options, kind_of_call
 from ._common import LOG2E
 
 
@@ -33,7 +38,7 @@ def options(maths, device, heads, scales, sinks):
         scale *= float(factor)
     if sinks is not None:
         sinks = gpu.floats(sinks, "sinks", device, (heads,))
-    return gpu.Options(
+    return Options(
         checked_scale(scale, "sm_scale with q_scale and k_scale"),
         maths.mask,
         maths.window,
@@ -90,6 +95,19 @@ def _pages(keys, page_size):
     return np.cumsum(counts) - counts, entries, max(int(counts.max(initial=0)), 1)
 
 
+class Again(NamedTuple):
+    """How a run goes whose like there was: same shapes, strides, dtypes, places and words."""
+
+    maths: Any
+    words: dict
+    slopes: Any
+    shapes: tuple  # of out and lse
+    dtypes: tuple
+    space: Any
+    plan: tuple  # of Space.plan
+    plan_key: Any  # None in graph mode, where plan() plans
+
+
 class DevicePlan:
     """A plan's integers on the GPU, and the workspace that has planned them.
 
@@ -105,6 +123,7 @@ class DevicePlan:
         self._spaces = {}  # graph mode: kind -> (space, call's plan)
         self._sized, self._planned = set(), None
         self._packed = self._lens = self._offsets = self._rows = self._table = None
+        self._again = {}
 
     def set(self, keys, offsets, most, page_size):
         """keys and offsets of the host; most: new tokens of one sequence, 0 for all of them."""
@@ -132,6 +151,7 @@ class DevicePlan:
         packed = np.concatenate([keys.kv_lens, offsets, rows, entries]).astype(np.int32)
         self._packed[: len(packed)].copy_(t.from_numpy(packed), non_blocking=True)
         self._planned = None
+        self._again.clear()
         for space, plan in self._spaces.values():
             if plan is not None:
                 space.plan(*plan)
@@ -184,6 +204,7 @@ class DevicePlan:
 
     def attend(self, q, k, v, maths, out, lse, want_lse, scales, sinks, out_dtype):
         """(out, lse or None) of one layer: k, v [N, P, Hk, D] over the plan's pages."""
+        kind = _kind_of_run(q, k, v, out, lse, want_lse, scales, sinks)
         q, k, v = gpu.checked(q, q=q, k=k, v=v)
         check_lse(maths, want_lse)
         out, lse = results(q, v.shape[-1], out, lse, want_lse, out_dtype)
@@ -193,7 +214,7 @@ class DevicePlan:
         most_keys = self._max_kv_len(k.shape[0])
         keys = gpu.Keys(k, v, self._lens, self._table, self._rows, most_keys)
         most = min(self._most, q.shape[0])
-        call = gpu.Call(
+        call = Call(
             "run",
             q,
             keys,
@@ -205,23 +226,74 @@ class DevicePlan:
             most=most,
             owner=self,
         )
-        self._plan(call, (keys, self._offsets, call.num_tokens, most))
+        plan = keys, self._offsets, call.num_tokens, most
+        plan_key = self._plan(call.space, plan)
+        if kind is not None and sinks is arithmetic.sinks:
+            self._again[kind] = Again(
+                maths,
+                {**call.words(), "workspace": call.space.workspace},
+                arithmetic.alibi_slopes,
+                (out.shape, None if lse is None else lse.shape),
+                (out.dtype, gpu.torch().float32),
+                call.space,
+                plan,
+                plan_key,
+            )
         call.attend()
         return finish(out, lse, scales[2])
 
-    def _plan(self, call, plan):
-        """The step's plan is the same for all layers whose pools are as large."""
+    def attend_again(self, q, k, v, maths, out, lse, want_lse, scales, sinks):
+        """As attend, if there was a call like it since the plan, else None."""
+        again = self._again.get(_kind_of_run(q, k, v, out, lse, want_lse, scales, sinks))
+        if again is None or again.maths is not maths:
+            return None
+        if self._fixed is None and gpu.capturing():
+            return None  # attend says why not
+        if out is None:
+            out = q.new_empty(again.shapes[0], dtype=again.dtypes[0])
+        if not want_lse:
+            lse = None
+        elif lse is None:
+            lse = q.new_empty(again.shapes[1], dtype=again.dtypes[1])
+        if again.plan_key != self._planned:
+            again.space.plan(*again.plan)
+            self._planned = again.plan_key
+        octavo.attend(
+            q,
+            k,
+            v,
+            self._lens,
+            token_offsets=self._offsets,
+            page_table=self._table,
+            row_indices=self._rows,
+            out=out,
+            lse=lse,
+            sinks=sinks,
+            alibi_slopes=again.slopes,
+            **again.words,
+        )
+        return finish(out, lse, scales[2])
+
+    def _plan(self, space, plan):
+        """The step's plan is the same for all layers whose pools are as large. Returns by what it
+        is known, None in graph mode.
+        """
         if self._fixed is not None:
-            space, planned = self._spaces[self._kind]
+            _, planned = self._spaces[self._kind]
             if planned is None:
                 space.plan(*plan)
                 self._spaces[self._kind] = (space, plan)
-            return
+            return None
         keys, _, num_tokens, most = plan
         key = (tuple(keys.k.shape[:2]), num_tokens, most)
         if self._planned != key:
-            call.plan()
+            space.plan(*plan)
             self._planned = key
+        return key
+
+
+def _kind_of_run(q, k, v, out, lse, want_lse, scales, sinks):
+    return kind_of_call((want_lse, *scales), (q, k, v, out, lse, sinks))
 
 
 def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None):
@@ -234,7 +306,7 @@ def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None):
         return empty(out, lse)
     n, length = q.shape[0], k.shape[0]
     keys = gpu.Keys(k[None], v[None], gpu.full(1, length, q.device), None, None, length)
-    call = gpu.Call(
+    call = Call(
         what,
         q,
         keys,
@@ -290,8 +362,8 @@ def append(k, v, batch_indices, positions, paged_kv_cache, indices, indptr, kv_l
     keys = gpu.Keys(k_pages, v_pages, lens, table, None, page_size)
     offsets = gpu.steps(0, 1, n + 1, device)
     out = k.new_empty((n, k.shape[1], v.shape[2]))
-    arithmetic = gpu.Options(None, "causal", (-1, -1), 0.0)
-    call = gpu.Call(
+    arithmetic = Options(None, "causal", (-1, -1), 0.0)
+    call = Call(
         "append_paged_kv_cache",
         k,
         keys,

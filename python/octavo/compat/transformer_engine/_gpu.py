@@ -7,6 +7,7 @@ import octavo
 
 from .. import _gpu as gpu
 from .._arrays import join_heads, not_covered
+from .._gpu_call import Call, Options
 from . import _backend
 
 _BATCH_AXIS = {"bshd": 0, "sbhd": 1}
@@ -116,8 +117,8 @@ def _call(module, q, qkv_format, keys, offsets, most, config, slopes, sinks, ref
     def run(backend):
         if backend in refused:
             raise octavo.Unsupported("it clears values behind a sequence's end")
-        options = gpu.Options(scale, mask, window, 0.0, sinks, slopes, backend=backend)
-        call = gpu.Call(
+        options = Options(scale, mask, window, 0.0, sinks, slopes, backend=backend)
+        call = Call(
             "DotProductAttention",
             q,
             keys,
