@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import re
 import shutil
@@ -61,8 +62,8 @@ def measurements(convert):
 def stamp() -> dict:
     """Where, when and of what the figures are."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    commit = ""
-    if shutil.which("git"):
+    commit = os.environ.get("OCTAVO_COMMIT", "")  # where the tree is a copy without its history
+    if not commit and shutil.which("git"):
         asked = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"],
             cwd=Path(__file__).parent,

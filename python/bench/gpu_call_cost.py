@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import time
 from pathlib import Path
@@ -24,8 +25,8 @@ from octavo.compat import transformer_engine as engine
 LAYERS, REPEATS = 16, 101
 
 
-def host_us(call, calls=1) -> float:
-    """The host's time for one of `calls` calls, the device idle before them: the median."""
+def host_us(call, calls=1) -> tuple[float, float]:
+    """The host's time for one of `calls` calls, the device idle before them: (median, best)."""
     for _ in range(3):
         call()
     times = []
@@ -35,7 +36,7 @@ def host_us(call, calls=1) -> float:
         for _ in range(calls):
             call()
         times.append(time.perf_counter() - start)
-    return statistics.median(times) / calls * 1e6
+    return statistics.median(times) / calls * 1e6, min(times) / calls * 1e6
 
 
 def layers(backend, seqs, past=1000):
@@ -63,8 +64,9 @@ def layers(backend, seqs, past=1000):
             attention.forward(plan, cache, layer, q, k, v, **words)
 
     name = f"step b{seqs} s{past} q1 h32/8 d128 bf16 page16, {LAYERS} layers"
-    yield f"{name}, eager, host", "out given", host_us(lambda: eager(out=out)) / LAYERS, LAYERS
-    yield f"{name}, eager, host", "new out", host_us(eager) / LAYERS, LAYERS
+    for variant, words in (("out given", {"out": out}), ("new out", {})):
+        times = host_us(lambda words=words: eager(**words))
+        yield f"{name}, eager, host", variant, [us / LAYERS for us in times], LAYERS
     maxima = octavo.StepMaxima(seqs, seqs, 1, past + 16)
     tensors = [octavo.LayerTensors(q, k, v, out)] * LAYERS
     graph = octavo.GraphedStep(attention, cache, maxima, tensors)
@@ -111,6 +113,12 @@ def pairs():
 
     yield "flash_attn_with_kvcache", lambda: kvcache(causal=True), lambda: attend(lens)
     yield "flash_attn_with_kvcache, append", lambda: kvcache(new, new), append_and_attend
+    angles = torch.zeros((64, 32), device="cuda")
+    yield (
+        "flash_attn_with_kvcache, append, rotation, LSE",
+        lambda: kvcache(new, new, angles, angles, causal=True, return_softmax_lse=True),
+        append_and_attend,
+    )
     packed, keys = q[:, 0], k_cache.view(128, 4, 64)
     key_ends = ints([0, 40, 90])
     yield (
@@ -124,6 +132,21 @@ def pairs():
         "BatchDecodeWithPagedKVCacheWrapper.run",
         lambda: decode.run(packed, (k_cache, v_cache)),
         lambda: attend(lens, plan=False),
+    )
+    tokens, places, last = ints([0, 1]), ints([40, 50]), ints([41, 51])
+
+    def append_only():
+        space.plan(k_cache, v_cache, longer, **paged, num_tokens=2)
+        octavo.append_tokens(
+            packed, packed, k_cache, v_cache, longer, **paged, format="thd", workspace=space
+        )
+
+    yield (
+        "append_paged_kv_cache",
+        lambda: flashinfer.append_paged_kv_cache(
+            packed, packed, tokens, places, (k_cache, v_cache), tokens, ends, last
+        ),
+        append_only,
     )
     params = engine.InferenceParams(
         2, 64, 4, 64, torch.bfloat16, is_paged=True, page_size=16, device="cuda:0"
@@ -152,6 +175,13 @@ def in_cpp(file):
     return {(row["case"], row["backend"]): row["time_us"] for row in rows if "backend" in row}
 
 
+def driver() -> str:
+    """The version of NVIDIA's driver, where Linux tells."""
+    file = Path("/proc/driver/nvidia/version")
+    found = re.search(r"\d+\.\d+\.\d+", file.read_text()) if file.exists() else None
+    return found.group() if found else ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--beside", type=Path, help="lines of octavo_gpu_bench steps")
@@ -160,21 +190,26 @@ def main() -> None:
     rows = []
     beside = in_cpp(arguments.beside)
     for backend, seqs in (("unfused", 4), ("unfused", 64), ("flash2", 4), ("flash2", 64)):
-        for case, variant, us, count in layers(backend, seqs):
+        for case, variant, (us, best), count in layers(backend, seqs):
             bare = beside.get((case, backend))
             bare = None if bare is None else bare / count
             rows.append({"call": case, "backend": backend, "variant": variant, "us": us})
-            rows[-1]["library_us"] = bare
+            rows[-1] |= {"us_best": best, "library_us": bare}
     for name, front, library in pairs():
-        rows.append({"call": name, "us": host_us(front, 8), "library_us": host_us(library, 8)})
-    gpu = torch.cuda.get_device_name()
+        (us, best), (library_us, _) = host_us(front, 8), host_us(library, 8)
+        rows.append({"call": name, "us": us, "us_best": best, "library_us": library_us})
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver(),
+        "torch": torch.__version__,
+    }
     for row in rows:
         bare = row["library_us"]
         over = "" if bare is None else f" {row['us'] - bare:7.2f} over {bare:.2f}"
         name = " ".join(filter(None, (row["call"], row.get("backend"), row.get("variant"))))
-        print(f"{row['us']:8.2f} us{over}  {name}")
+        print(f"{row['us']:8.2f} us (best {row['us_best']:7.2f}){over}  {name}")
         if arguments.json:
-            row |= {"arrays": "torch", **stamp(), "gpu": gpu}
+            row |= {"arrays": "torch", **stamp(), **machine}
             row = {n: round(x, 2) if isinstance(x, float) else x for n, x in row.items()}
             with arguments.json.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")

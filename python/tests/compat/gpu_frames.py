@@ -125,10 +125,10 @@ def stand_in(monkeypatch):
     def checked_append(k, v, k_cache, v_cache, kv_lens, **words):
         one_each = words["format"] == "thd" and words["max_new_tokens"] == 1
         _check_planned(k, k_cache, kv_lens, words)
-        if one_each:  # on a GPU tokens that their length does not cover are left out
-            there = kv_lens > 0
+        if one_each:  # on a GPU tokens without a row of the table are left out
+            there = words["row_indices"] >= 0
             k, v, kv_lens = k[there], v[there], kv_lens[there]
-            words["page_table"] = words["page_table"][there]
+            words["row_indices"] = words["row_indices"][there]
             words["token_offsets"] = torch.arange(len(k) + 1, dtype=torch.int32)
         append_tokens(k, v, k_cache, v_cache, kv_lens, **words)
 

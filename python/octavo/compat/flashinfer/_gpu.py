@@ -337,7 +337,8 @@ def pages_of(paged_kv_cache, kv_layout):
 
 
 def append(k, v, batch_indices, positions, paged_kv_cache, indices, indptr, kv_layout):
-    """append_paged_kv_cache. Each token is a sequence of its own, whose only page is the token's.
+    """append_paged_kv_cache. Each token is a sequence of its own, of the one page it lies in: a row
+    of the table has one entry of `indices`.
 
     One beyond its sequence's pages is skipped, as those with negative numbers are: nobody reads
     them on the host.
@@ -354,12 +355,12 @@ def append(k, v, batch_indices, positions, paged_kv_cache, indices, indptr, kv_l
     if not n or not pages.shape[0] or ends.shape[0] < 2:
         return
     page_size = k_pages.shape[1]
-    mine = batch.clamp(0, ends.shape[0] - 2).long()
-    entries = ends[mine] + t.div(places, page_size, rounding_mode="floor")
-    kept = (batch >= 0) & (batch < ends.shape[0] - 1) & (places >= 0) & (entries < ends[mine + 1])
-    lens = t.where(kept, places % page_size + 1, 0).to(t.int32)
-    table = pages[entries.clamp(0, pages.shape[0] - 1).long()][:, None]
-    keys = gpu.Keys(k_pages, v_pages, lens, table, None, page_size)
+    mine = batch.clamp(0, ends.shape[0] - 2)
+    entries = ends.index_select(0, mine).add_(t.div(places, page_size, rounding_mode="floor"))
+    kept = (mine == batch) & (places >= 0) & (entries < ends[1:].index_select(0, mine))
+    rows = t.where(kept, entries, -1)  # no row of the table: the planning leaves the token out
+    lens = (places % page_size).add_(1)
+    keys = gpu.Keys(k_pages, v_pages, lens, pages[:, None], rows, page_size)
     offsets = gpu.steps(0, 1, n + 1, device)
     out = k.new_empty((n, k.shape[1], v.shape[2]))
     arithmetic = Options(None, "causal", (-1, -1), 0.0)
