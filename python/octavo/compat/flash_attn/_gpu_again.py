@@ -79,12 +79,14 @@ class Again:
         self._out, self._lse = out.shape, None if lse is None else lse.shape
         self._queries = (queries.format, queries.num_seqs, queries.most)
         self.offsets, self.lens, self.table = offsets, lens, table
-        self.new_most = 0
+        self.new_counts = None
         self._same_step = False
 
     def append_too(self, new, most, same_step):
         """The calls bring new keys; most: keys of one sequence with them."""
-        self.new_most, self._same_step = new.most, same_step
+        # A tensor: PyTorch adds a number at more than twice the cost.
+        self.new_counts = gpu.full(new.k.shape[0], new.most, new.k.device)
+        self._same_step = same_step
         self._new_offsets = new.offsets
         self._new_words = {
             "format": new.format,
@@ -150,12 +152,12 @@ class Again:
 
 def with_kvcache_again(again, call):
     lens, new, rope = again.lens, None, None
-    if again.new_most:
+    if again.new_counts is not None:
         new = call.k, call.v
     if lens is None:
         lens = call.cache_seqlens
         if new is not None:
-            lens = lens + again.new_most
+            lens = lens + again.new_counts
     if call.rotary_cos is not None:
         style = "interleaved" if call.rotary_interleaved else "half"
         rope = octavo.Rope(style, cos=call.rotary_cos, sin=call.rotary_sin)
