@@ -10,23 +10,6 @@ from octavo._native import _signature as signature
 
 from . import _gpu as gpu
 
-_SIMPLE = frozenset((int, float, bool, str, type(None)))
-
-
-def kind_of_call(words, tensors):
-    """What the course of a call follows from beside the numbers in its tensors, or None for a call
-    that is looked at anew each time: with other things than tensors and plain words.
-    """
-    if not _SIMPLE.issuperset(map(type, words)):
-        return None
-    for x in tensors:
-        if x is not None and getattr(x, "requires_grad", True):
-            return None
-    try:
-        return words, signature(*tensors)
-    except octavo.Error:
-        return None
-
 
 class Options(NamedTuple):
     """The arithmetic of a call, as the library names it."""

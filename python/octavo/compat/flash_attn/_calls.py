@@ -15,9 +15,9 @@ from ._given import Arithmetic, CacheCall, RaggedCall
 
 
 def with_kvcache(call: CacheCall):
-    _check_pairs(call)
     if gpu.on_gpu(call.q):
         return _gpu.with_kvcache(call)
+    core.check_pairs(call)
     q, maths = call.q, call.arithmetic
     frame = framework(q)
     host = frame.host(q, "q")
@@ -72,18 +72,6 @@ def with_kvcache(call: CacheCall):
         write()
     out, lse = core.attend(frame, q, queries, keys, opts, slopes, maths.want_lse, v_descale)
     return (out, lse) if maths.want_lse else out
-
-
-def _check_pairs(call):
-    k, v = call.k, call.v
-    if (k is None) != (v is None):
-        raise ValueError(f"k and v: wanted both or neither, got {'v' if k is None else 'k'} alone")
-    if (call.rotary_cos is None) != (call.rotary_sin is None):
-        raise ValueError("rotary_cos and rotary_sin: wanted both or neither, got one")
-    if k is None and call.rotary_cos is not None:
-        raise ValueError("rotary_cos: wanted new k and v with it, got None")
-    if k is None and call.cu_seqlens_k_new is not None:
-        raise ValueError("cu_seqlens_k_new: wanted k and v with it, got None")
 
 
 def _append(frame, call, keys, rotary, starts):

@@ -113,6 +113,18 @@ def lengths(ends):
     return ends[1:] - ends[:-1]
 
 
+def check_pairs(call):
+    k, v = call.k, call.v
+    if (k is None) != (v is None):
+        raise ValueError(f"k and v: wanted both or neither, got {'v' if k is None else 'k'} alone")
+    if (call.rotary_cos is None) != (call.rotary_sin is None):
+        raise ValueError("rotary_cos and rotary_sin: wanted both or neither, got one")
+    if k is None and call.rotary_cos is not None:
+        raise ValueError("rotary_cos: wanted new k and v with it, got None")
+    if k is None and call.cu_seqlens_k_new is not None:
+        raise ValueError("cu_seqlens_k_new: wanted k and v with it, got None")
+
+
 def check_heads(q, k_cache):
     heads, dim = k_cache.shape[-2:]
     if q.shape[-1] != dim or heads < 1 or q.shape[-2] % heads:

@@ -130,6 +130,7 @@ def with_kvcache(call: CacheCall):
     again = gpu.spaces.again(device, kind)
     if again is not None:
         return with_kvcache_again(again, call)
+    core.check_pairs(call)
     q, k_cache, v_cache = gpu.checked(call.q, q=call.q, k_cache=call.k_cache, v_cache=call.v_cache)
     queries = Queries(q, call.cu_seqlens_q, call.max_seqlen_q)
     b = queries.num_seqs

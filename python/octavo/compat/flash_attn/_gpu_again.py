@@ -9,9 +9,9 @@ tensors handed on and nothing else.
 from __future__ import annotations
 
 import octavo
+from octavo._native import _kind_of_call as kind_of_call
 
 from .. import _gpu as gpu
-from .._gpu_call import kind_of_call
 
 
 def kind_of_cache_call(call):
@@ -66,7 +66,7 @@ def _kind(what, maths, words, *tensors):
     if type(window) is not tuple:
         return None
     plain = (what, *maths[:2], *window, maths.softcap, maths.want_lse, *words)
-    return kind_of_call(plain, (*tensors, maths.sinks, maths.alibi_slopes))
+    return kind_of_call(plain, *tensors, maths.sinks, maths.alibi_slopes)
 
 
 class Again:

@@ -78,35 +78,36 @@ def flash_attn_with_kvcache(
     )
     if num_splits or pack_gqa is not None:
         check_tuning(num_splits, pack_gqa)
+    arithmetic = Arithmetic(
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
+        _given(q_descale, k_descale, v_descale),
+        return_softmax_lse,
+    )
+    if page_table is not None:
+        block_table = one_of(block_table=block_table, page_table=page_table)
     call = CacheCall(
         q,
         k_cache,
         v_cache,
         k,
         v,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        rotary_interleaved=rotary_interleaved,
-        rotary_seqlens=rotary_seqlens,
-        cache_seqlens=cache_seqlens,
-        cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad,
-        page_table=block_table
-        if page_table is None
-        else one_of(block_table=block_table, page_table=page_table),
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k_new=cu_seqlens_k_new,
-        max_seqlen_q=max_seqlen_q,
-        arithmetic=Arithmetic(
-            softmax_scale,
-            causal,
-            window_size,
-            softcap,
-            alibi_slopes,
-            sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
-            _given(q_descale, k_descale, v_descale),
-            return_softmax_lse,
-        ),
+        rotary_cos,
+        rotary_sin,
+        rotary_interleaved,
+        rotary_seqlens,
+        cache_seqlens,
+        cache_batch_idx,
+        cache_leftpad,
+        block_table,
+        cu_seqlens_q,
+        cu_seqlens_k_new,
+        max_seqlen_q,
+        arithmetic,
     )
     return _calls.with_kvcache(call)
 
@@ -164,14 +165,16 @@ def flash_attn_varlen_func(
         max_seqlen_k=max_seqlen_k,
         seqused_q=seqused_q,
         seqused_k=seqused_k,
-        page_table=one_of(block_table=block_table, page_table=page_table),
+        page_table=block_table
+        if page_table is None
+        else one_of(block_table=block_table, page_table=page_table),
         arithmetic=Arithmetic(
             softmax_scale,
             causal,
             window_size,
             softcap,
             alibi_slopes,
-            one_of(sinks=sinks, learnable_sink=learnable_sink),
+            sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
             _given(q_descale, k_descale, v_descale),
             return_attn_probs,
         ),
@@ -222,7 +225,7 @@ def flash_attn_func(
             window_size,
             softcap,
             alibi_slopes,
-            one_of(sinks=sinks, learnable_sink=learnable_sink),
+            sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
             _given(q_descale, k_descale, v_descale),
             return_attn_probs,
         ),

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import octavo
+from octavo._native import _kind_of_call as kind_of_call
 
 from .. import _gpu as gpu
 from .._arrays import checked_scale, not_covered
-from .._gpu_call import Call, Options, kind_of_call
+from .._gpu_call import Call, Options
 from ._common import LOG2E
 
 
@@ -244,7 +245,8 @@ class DevicePlan:
 
     def attend_again(self, q, k, v, maths, out, lse, want_lse, scales, sinks):
         """As attend, if there was a call like it since the plan, else None."""
-        again = self._again.get(_kind_of_run(q, k, v, out, lse, want_lse, scales, sinks))
+        kind = _kind_of_run(q, k, v, out, lse, want_lse, scales, sinks)
+        again = None if kind is None else self._again.get(kind)
         if again is None or again.maths is not maths:
             return None
         if self._fixed is None and gpu.capturing():
@@ -293,7 +295,7 @@ class DevicePlan:
 
 
 def _kind_of_run(q, k, v, out, lse, want_lse, scales, sinks):
-    return kind_of_call((want_lse, *scales), (q, k, v, out, lse, sinks))
+    return kind_of_call((want_lse, *scales), q, k, v, out, lse, sinks)
 
 
 def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None):
