@@ -74,8 +74,8 @@ bool add_word(nb::handle word, Numbers& out) {
 }
 
 bool wants_gradients(nb::handle array) {
-  static PyObject* const name = PyUnicode_InternFromString("requires_grad");
-  const nb::object wants = nb::steal(PyObject_GetAttr(array.ptr(), name));
+  static PyObject* const kName = PyUnicode_InternFromString("requires_grad");
+  const nb::object wants = nb::steal(PyObject_GetAttr(array.ptr(), kName));
   if (!wants.is_valid()) throw nb::python_error();
   return wants.ptr() != Py_False;
 }
