@@ -105,6 +105,14 @@ class Workspace:
         return (tuple(k_cache.shape[:2]), arrays, num_tokens, most, max_kv_len)
 
 
+class Rope(octavo.Rope):
+    """Knows how many positions its tables serve."""
+
+    def __init__(self, style, *, cos, sin):
+        super().__init__(style, cos=cos, sin=sin)
+        self.num_rows = cos.shape[0]
+
+
 def _check_planned(x, k_cache, kv_lens, words):
     workspace = words.pop("workspace")
     most, max_kv_len = words.pop("max_new_tokens"), words.pop("max_kv_len")
@@ -112,6 +120,11 @@ def _check_planned(x, k_cache, kv_lens, words):
     arrays = (words["token_offsets"], words["page_table"], words["row_indices"])
     key = Workspace.key(k_cache, kv_lens, *arrays, num_tokens, most, max_kv_len)
     assert workspace.step == key, "not the step that was planned"
+    rope = words.get("rope")
+    if rope is not None and words.get("positions") is None:
+        slots = k_cache.shape[1] * (1 if arrays[1] is None else arrays[1].shape[1])
+        rows = rope.num_rows
+        assert rows >= (max_kv_len or slots), f"rope: {rows} rows for {max_kv_len or slots} keys"
 
 
 def stand_in(monkeypatch):
@@ -133,6 +146,7 @@ def stand_in(monkeypatch):
         append_tokens(k, v, k_cache, v_cache, kv_lens, **words)
 
     monkeypatch.setattr(octavo, "Workspace", Workspace)
+    monkeypatch.setattr(octavo, "Rope", Rope)
     monkeypatch.setattr(octavo, "attend", checked_attend)
     monkeypatch.setattr(octavo, "append_tokens", checked_append)
     monkeypatch.setattr(_gpu, "on_gpu", lambda x: isinstance(x, torch.Tensor))
@@ -184,10 +198,14 @@ def counted(monkeypatch, name):
 
 
 class StandInGraph:
-    """A capture by the stand-in: makes the call anew, its results at the old places."""
+    """A capture by the stand-in: makes the call anew, its results at the old places. As in a
+    capture nothing is computed before the first replay.
+    """
 
     def __init__(self, call):
         self.call, self.results = call, call()
+        for x in self.results if isinstance(self.results, tuple) else (self.results,):
+            x.fill_(float("nan"))
 
     def replay(self):
         results = self.results if isinstance(self.results, tuple) else (self.results,)

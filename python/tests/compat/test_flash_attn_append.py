@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from definition import rope_tables
 from gpu_frames import everywhere
 from kvcache_case import Call, draw
 
@@ -20,6 +21,29 @@ SEEDS = [seed for seed in range(160) if draw(seed, ["f32"]).new_len]
 def test_equals_the_definition(frame, seed):
     call = Call(draw(seed, frame.dtypes), frame)
     call.check(*call.run())
+
+
+@everywhere
+@pytest.mark.parametrize("rows", [8, 9])
+def test_rotary_tables_serve_the_positions_there_are(frame, rows):
+    """A row of pages may hold more than the tables have rows: here 32 tokens."""
+    random = np.random.default_rng(3)
+    make = lambda *shape: frame.make(random.standard_normal(shape), "f16")  # noqa: E731
+    cos, sin = (frame.make(table[:rows]) for table in rope_tables(9, 8))
+    tensors = make(1, 1, 2, 8), make(2, 16, 1, 8), make(2, 16, 1, 8), make(1, 1, 1, 8)
+    words = {"rotary_cos": cos, "rotary_sin": sin, "block_table": frame.ints([[1, 0]])}
+    call = lambda past: flash_attn.flash_attn_with_kvcache(  # noqa: E731
+        *tensors, tensors[-1], cache_seqlens=past, causal=True, **words
+    )
+    if rows < 9:
+        with pytest.raises(ValueError, match=r"rotary_cos: wanted rows|num_table_positions"):
+            call(8)
+        return
+    want = frame.read(call(8)).copy()
+    assert want.any()
+    assert np.array_equal(frame.read(call(frame.ints([8]))), want)
+    if frame.name == "cuda":  # where the host doesn't see that it is too long
+        assert not frame.read(call(frame.ints([9]))).any()
 
 
 @everywhere

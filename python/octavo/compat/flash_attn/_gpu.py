@@ -20,7 +20,7 @@ from ._gpu_again import (
     varlen_again,
     with_kvcache_again,
 )
-from ._gpu_parts import New, Queries, rope_of, skip_left
+from ._gpu_parts import New, Queries, rope_of, skip_left, within_tables
 
 
 def _options(queries, maths):
@@ -156,7 +156,9 @@ def with_kvcache(call: CacheCall):
         tables = gpu.checked(q, rotary_cos=call.rotary_cos, rotary_sin=call.rotary_sin)
         rope = rope_of(*tables, call.rotary_interleaved)
         starts = past
-        if call.rotary_seqlens is not None:
+        if call.rotary_seqlens is None:
+            keys = within_tables(keys, tables[0].shape[0])
+        else:
             starts = gpu.ints(call.rotary_seqlens, "rotary_seqlens", device, b)
             places = new.places(starts)
         options = options._replace(

@@ -73,6 +73,20 @@ def rope_of(cos, sin, interleaved):
     return octavo.Rope("interleaved" if interleaved else "half", cos=tables[0], sin=tables[1])
 
 
+def within_tables(keys, num_positions):
+    """The same keys, at most as many as rotary tables have rows. A row of pages may hold more, so
+    that this bound is what the tables have to serve; longer sequences are wrong lengths.
+    """
+    if keys.max_kv_len > num_positions:
+        raise ValueError(
+            f"rotary_cos: wanted rows for positions up to {keys.max_kv_len - 1}, "
+            f"got {num_positions}"
+        )
+    if keys.max_kv_len or num_positions >= keys.capacity:
+        return keys
+    return keys._replace(max_kv_len=num_positions)
+
+
 def skip_left(keys, leftpad, b):
     """The same keys without the first leftpad[b] slots of each sequence, as pages of one token."""
     t = gpu.torch()
