@@ -16,6 +16,7 @@ from frames import Torch
 import octavo
 from gpus import torch_on_a_gpu
 from octavo.compat import _gpu, flash_attn
+from octavo.compat.flashinfer import _gpu_append
 from octavo.compat.flashinfer._batch import PagedBatch
 
 
@@ -173,6 +174,7 @@ def make_calls_twice(monkeypatch):
     for name in ("with_kvcache", "varlen", "dense"):
         twice(flash_attn._gpu, name)
     twice(PagedBatch, "_attend")
+    twice(_gpu_append, "append")
 
 
 def cuda():

@@ -10,7 +10,7 @@ import octavo
 from .. import _gpu as gpu
 from .._arrays import framework, ints, native, not_covered
 from .._blame import names_arguments
-from . import _gpu
+from . import _gpu_append
 from ._common import check_layout, unpack
 from ._wanted import APPEND, PLACES
 
@@ -32,7 +32,7 @@ def get_batch_indices_positions(append_indptr, seq_lens, nnz):
     Entries past append_indptr[-1] are -1, which append_paged_kv_cache skips.
     """
     if gpu.on_gpu(append_indptr):
-        return _gpu.batch_indices_positions(append_indptr, seq_lens, nnz)
+        return _gpu_append.batch_indices_positions(append_indptr, seq_lens, nnz)
     frame = framework(append_indptr, "append_indptr")
     ends = ints(append_indptr, "append_indptr")
     lens = ints(seq_lens, "seq_lens", ends.shape[0] - 1)
@@ -70,7 +70,7 @@ def append_paged_kv_cache(
     """
     check_layout(kv_layout)
     if gpu.on_gpu(append_key):
-        _gpu.append(
+        _gpu_append.append(
             append_key,
             append_value,
             batch_indices,
