@@ -206,13 +206,17 @@ class StandInGraph:
 
     def __init__(self, call):
         self.call, self.results = call, call()
-        for x in self.results if isinstance(self.results, tuple) else (self.results,):
+        for x in self._each(self.results):
             x.fill_(float("nan"))
 
+    @staticmethod
+    def _each(results):
+        if results is None:
+            return ()
+        return results if isinstance(results, tuple) else (results,)
+
     def replay(self):
-        results = self.results if isinstance(self.results, tuple) else (self.results,)
-        again = self.call()
-        for mine, new in zip(results, again if isinstance(again, tuple) else (again,), strict=True):
+        for mine, new in zip(self._each(self.results), self._each(self.call()), strict=True):
             mine.copy_(new)
 
 

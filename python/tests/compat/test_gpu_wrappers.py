@@ -157,6 +157,65 @@ def test_tokens_beyond_their_pages_are_left_out(frame):
     assert written.sum() == 2.0
 
 
+def append_step(frame):
+    """What appends three tokens of two sequences, and the arrays that say where."""
+    random = np.random.default_rng(7)
+    k, v = (frame.make(random.standard_normal((3, 2, 8)), "f16") for _ in range(2))
+    cache = [frame.make(np.zeros((4, 4, 2, 8)), "f16") for _ in range(2)]
+    words = {
+        "batch_indices": frame.ints([0, 1, 1]),
+        "positions": frame.ints([2, 0, 1]),
+        "kv_indices": frame.ints([3, 1, 0]),
+        "kv_indptr": frame.ints([0, 2, 3]),
+        "kv_last_page_len": frame.ints([4, 4]),
+    }
+    return (k, v), cache, words
+
+
+def appended(frame, tensors, cache, places):
+    """Where tokens are to lie: [(page, slot)], None for those that are left out."""
+    for x, pages in zip(tensors, cache, strict=True):
+        want = np.zeros((4, 4, 2, 8))
+        for i, place in enumerate(places):
+            if place is not None:
+                want[place] = frame.read(x)[i]
+        assert np.array_equal(frame.read(pages), want)
+
+
+def test_a_captured_append_serves_other_places(frame):
+    tensors, cache, words = append_step(frame)
+    graph, _ = captured(
+        frame, lambda: flashinfer.append_paged_kv_cache(*tensors, paged_kv_cache=cache, **words)
+    )
+    for pages in cache:
+        pages.zero_()
+    words["positions"].copy_(frame.ints([7, 3, 4]))
+    words["kv_indices"].copy_(frame.ints([3, 2, 0]))
+    graph.replay()
+    appended(frame, tensors, cache, [(2, 3), (0, 3), None])
+
+
+def test_an_append_like_an_earlier_one_is_not_looked_at_anew(frame, monkeypatch):
+    tensors, cache, words = append_step(frame)
+    flashinfer.append_paged_kv_cache(*tensors, paged_kv_cache=cache, **words)
+    appended(frame, tensors, cache, [(3, 2), (0, 0), (0, 1)])
+    looked = []
+    checked = _gpu.checked
+    monkeypatch.setattr(_gpu, "checked", lambda *a, **k: looked.append(k) or checked(*a, **k))
+    for pages in cache:
+        pages.zero_()
+    words["positions"] = frame.ints([5, -1, 3])
+    words["batch_indices"] = frame.ints([0, 1, 2])
+    flashinfer.append_paged_kv_cache(*tensors, paged_kv_cache=cache, **words)
+    assert not looked
+    appended(frame, tensors, cache, [(1, 1), None, None])
+    with pytest.raises(ValueError, match="positions: wanted shape"):
+        flashinfer.append_paged_kv_cache(
+            *tensors, paged_kv_cache=cache, **{**words, "positions": frame.ints([5, 2])}
+        )
+    assert looked
+
+
 def test_a_captured_run_serves_other_plans(frame):
     wrapper = fixed_wrapper(frame, 3, 24)
     case = case_of(frame, 0, [5, 1, 9])
