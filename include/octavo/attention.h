@@ -135,8 +135,10 @@ class OCTAVO_EXPORT Attention {
 struct KvView {
   TensorView k, v;
   const std::int32_t* page_table = nullptr;  ///< [rows, max_pages_per_seq] of page ids, or null.
-  std::int64_t page_table_stride = 0;        ///< Elements from row to row.
-  std::int32_t num_rows = 0;                 ///< Rows of the page table; without one, N.
+  /// Elements from row to row. Rows may overlap: 1, with max_pages_per_seq entries behind the last
+  /// row's first, reads one list of all sequences' pages, each from its row_indices on.
+  std::int64_t page_table_stride = 0;
+  std::int32_t num_rows = 0;  ///< Rows of the page table; without one, N.
   std::int32_t max_pages_per_seq = 0;
   const std::int32_t* row_indices =
       nullptr;  ///< [num_seqs]: which row is each sequence's; null: row b.

@@ -6,6 +6,7 @@ No framework is imported here that the caller has not imported before.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -15,9 +16,15 @@ from ._errors import InvalidArgument
 from ._records import TypedArray
 
 
+@functools.lru_cache(maxsize=64)
+def _roots(kind: type) -> frozenset[str]:
+    """The packages that a type and those it derives from are of."""
+    return frozenset(base.__module__.partition(".")[0] for base in kind.__mro__)
+
+
 def new_like(array: Any, shape: tuple[int, ...], float32: bool) -> Any:
     """A new array on `array`'s device, of its dtype or of float32; not called for NumPy's."""
-    roots = {base.__module__.partition(".")[0] for base in type(array).__mro__}
+    roots = _roots(type(array))
     if "torch" in roots:
         if float32:
             return array.new_empty(shape, dtype=sys.modules["torch"].float32)
@@ -67,8 +74,16 @@ def stream_address(stream: Any, device_index: int) -> int:
 def _current_stream(device_index: int) -> int:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return int(torch.cuda.current_stream(device_index).cuda_stream)
+        return torch_stream(torch, device_index)
     cupy = sys.modules.get("cupy")
     if cupy is not None:
         return int(cupy.cuda.get_current_stream().ptr)
     return 0
+
+
+def torch_stream(torch: Any, device_index: int) -> int:
+    """The address of PyTorch's current stream, by the way that makes no object if there is one."""
+    address = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if address is not None:
+        return address(device_index)
+    return int(torch.cuda.current_stream(device_index).cuda_stream)

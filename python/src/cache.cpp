@@ -130,8 +130,8 @@ nb::object storage_array(nb::handle self, const TensorView& view) {
     shape[axis] = static_cast<std::size_t>(view.shape[static_cast<std::size_t>(axis)]);
   const auto rank = static_cast<std::size_t>(view.rank);
   if (!on_host) {
-    return nb::cast(nb::ndarray<>(view.data, rank, shape, self, view.strides.data(), dtype,
-                                  nb::device::cuda::value, view.device.index));
+    return nb::cast(nb::ndarray<nb::array_api>(view.data, rank, shape, self, view.strides.data(),
+                                               dtype, nb::device::cuda::value, view.device.index));
   }
   nb::object array =
       nb::cast(nb::ndarray<nb::numpy>(view.data, rank, shape, self, view.strides.data(), dtype));
@@ -150,9 +150,18 @@ nb::object gather(nb::handle self, const StepPlan& plan, std::int32_t layer, nb:
                   nb::handle v, nb::handle stream) {
   auto& holder = nb::cast<CacheHolder&>(self);
   const CacheConfig& config = holder.config();
-  // New arrays are made like the storage.
-  const nb::object storage = key_storage(self, layer);
-  const Array like("storage", storage);
+  // New arrays are made like the storage: on a GPU that would be of no framework's.
+  nb::object storage;
+  Array like;
+  if (config.device.type == DeviceType::Cpu) {
+    storage = key_storage(self, layer);
+    like = Array("storage", storage);
+  } else {
+    for (const auto& [name, given] : {std::pair("k", k), std::pair("v", v)}) {
+      if (given.is_none())
+        throw_mismatch(name, "an array on " + device_text(config.device), "None");
+    }
+  }
   const std::int64_t k_shape[] = {plan.num_seqs(), plan.max_kv_len(), config.num_kv_heads,
                                   config.head_dim};
   const std::int64_t v_shape[] = {plan.num_seqs(), plan.max_kv_len(), config.num_kv_heads,

@@ -53,6 +53,9 @@ nb::object merge_partials(nb::handle partials, nb::handle out, nb::handle lse, n
     throw_mismatch("partials[0].out.rank", "3", fmt::to_string(like.view().rank));
   const std::span<const std::int64_t> shape(like.view().shape.data(), 3);
   const Device device = like.device();
+  if (device.type != DeviceType::Cpu)
+    throw_mismatch("partials[0].out.device", "cpu", device_text(device),
+                   "partials are merged on the host alone");
   const float* sink_values = floats("sinks", sinks, shape[1], device);
   Result out_result("out", out, like, shape);
   LseResult lse_result(lse, like, shape[0], shape[1]);

@@ -14,8 +14,9 @@ Memory table_memory(std::string_view name, nb::handle object) {
   Memory memory = read_memory(name, object);
   if (memory.kind != Kind::Float || memory.bytes != 4)
     throw_mismatch(fmt::format("{}.dtype", name), "float32", kind_text(memory));
-  if (memory.rank != 2)
-    throw_mismatch(fmt::format("{}.shape", name), "[positions, rotary_dim / 2]",
+  // No memory would mean that there are no tables, and no width the whole head.
+  if (memory.rank != 2 || memory.shape[0] == 0 || memory.shape[1] == 0)
+    throw_mismatch(fmt::format("{}.shape", name), "[positions, rotary_dim / 2], both at least 1",
                    shape_text(memory));
   const bool dense = (memory.shape[1] <= 1 || memory.strides[1] == 1) &&
                      (memory.shape[0] <= 1 || memory.strides[0] == memory.shape[1]);

@@ -47,5 +47,6 @@ NB_MODULE(_native, module) {
   python::bind_graphed_step(module);
   python::bind_convert(module);
   python::bind_backends(module);
+  python::bind_signature(module);
   module.def("_describe", python::describe, nanobind::arg("array"));
 }

@@ -50,7 +50,7 @@ class Case:
             "compute": "fp8" if self.about["compute"] == "fp8" else "same",
         }
 
-    def make_cache(self):
+    def make_cache(self, device="cpu"):
         a, c = self.about["attention"], self.about["cache"]
         return octavo.KvCache(
             num_kv_heads=a["num_heads_kv"],
@@ -62,6 +62,7 @@ class Case:
             num_pages=c["num_pages"] if c["kind"] == "paged" else 0,
             max_num_seqs=c["max_batch_size"],
             max_seq_len=c["max_sequence_length"],
+            device=device,
         )
 
     def new_out(self, step_idx):

@@ -90,6 +90,21 @@ def test_attend_is_the_definition(setup, backend, words, reference):
     np.testing.assert_allclose(lse, wanted_lse, **TOLERANCE)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "unfused"])
+def test_pages_may_lie_in_one_list(setup, backend):
+    """As FlashInfer's indices: row r of the table are the entries from r on."""
+    setup.fill()
+    counts = [-(-n // 3) for n in setup.lens]
+    starts = np.cumsum([0, *counts[:-1]]).astype(np.int32)
+    pages = [setup.table[row, :n] for row, n in zip(setup.rows, counts, strict=True)]
+    entries = np.concatenate([*pages, np.full(5, -1, np.int32)])
+    table = np.lib.stride_tricks.as_strided(entries, (len(entries) - 4, 5), (4, 4))
+    where = setup.where | {"page_table": table, "row_indices": starts}
+    arrays = setup.q, setup.k_cache, setup.v_cache
+    out = octavo.attend(*arrays, **where, backend=backend)
+    np.testing.assert_array_equal(out, octavo.attend(*arrays, **setup.where, backend=backend))
+
+
 def test_sinks_and_slopes(setup, random):
     setup.fill()
     sinks = random.standard_normal(4, np.float32)

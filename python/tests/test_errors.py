@@ -57,7 +57,7 @@ WRONG_FORWARDS = {
     "out": (
         lambda a: a | {"out": np.zeros((7, 4, 16), np.float16)},
         "out.dtype",
-        "f32 or f32 (q's)",
+        "f32",
         "f16",
     ),
     "byte order": (
@@ -163,6 +163,9 @@ def test_rope_wants_both_tables_and_few_positions(step):
         octavo.Rope(cos=cos)
     with pytest.raises(octavo.InvalidArgument, match=r"cos.shape: wanted \[positions, 5\]"):
         octavo.Rope(rotary_dim=10, cos=cos, sin=cos)
+    for none in (cos[:0], np.ones((4, 0), np.float32)):
+        with pytest.raises(octavo.InvalidArgument, match=r"cos.shape: .*both at least 1"):
+            octavo.Rope(cos=none, sin=none)
     cache, attention, plan, q, k, v = step()
     with pytest.raises(octavo.InvalidArgument, match="position of a new token"):
         attention.forward(plan, cache, 0, q, k, v, rope=octavo.Rope(cos=cos, sin=cos))

@@ -194,3 +194,28 @@ def test_subclasses_of_tensors_are_tensors(tensors):
     parameters = [torch.nn.Parameter(x, requires_grad=False) for x in (q, k, v)]
     out = attention.forward(plan, cache, 0, *parameters)
     assert torch.equal(out, attention.attend(plan, cache, 0, q))
+
+
+def test_a_signature_tells_what_is_not_alike_apart():
+    x = torch.zeros((4, 6), dtype=torch.int32)
+    alike = torch.ones((4, 6), dtype=torch.int32)
+    others = [x.t(), x[:2], x[:, ::2], x.float(), x.long(), x.flatten(), x.numpy(), None]
+    assert _native._signature(x, None) == _native._signature(alike, None)
+    assert len({_native._signature(x, y) for y in [x, *others]}) == 1 + len(others)
+    assert _native._signature(x, None) != _native._signature(None, x)
+    assert _native._signature(x, x) != _native._signature(x)
+    for wrong in ([1, 2], 3, "x"):
+        with pytest.raises(octavo.InvalidArgument):
+            _native._signature(x, wrong)
+
+
+def test_calls_are_known_again_by_their_words_and_tensors():
+    kind = _native._kind_of_call
+    x, words = torch.zeros((4, 6)), ("call", 1, 0.5, True, None)
+    assert kind(words, x, None) == kind(words, torch.ones((4, 6)), None)
+    others = [("calls", *words[1:]), ("call", 2, *words[2:]), ("call", True, *words[2:]), words[:4]]
+    assert len({kind(w, x) for w in [words, *others]}) == 1 + len(others)
+    for unknown in (2**70, np.float32(0.5), [1], x, "\ud800"):
+        assert kind((unknown,), x) is None
+    for unknown in (x.numpy(), [1], 3, x.clone().requires_grad_()):
+        assert kind(words, unknown) is None

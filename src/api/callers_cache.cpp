@@ -72,19 +72,17 @@ void check_table(const KvView& cache, const StepArrays& step) {
     if (cache.max_pages_per_seq < 0)
       base::throw_mismatch("cache.max_pages_per_seq", "at least 0", cache.max_pages_per_seq);
     if (cache.num_rows < 0) base::throw_mismatch("cache.num_rows", "at least 0", cache.num_rows);
-    if (cache.page_table_stride < cache.max_pages_per_seq && cache.num_rows > 1) {
-      base::throw_mismatch("cache.page_table_stride",
-                           fmt::format("at least {}", cache.max_pages_per_seq),
-                           cache.page_table_stride);
-    }
+    if (cache.page_table_stride < 1 && cache.num_rows > 1)
+      base::throw_mismatch("cache.page_table_stride", "at least 1", cache.page_table_stride);
   }
   if (cache.k.shape[1] == 0 && step.num_seqs > 0)
     base::throw_mismatch("cache.k.shape[1]", "at least 1 slot", 0);
   const Device device = cache.k.device;
-  api::check_pointer("step.token_offsets", step.token_offsets, device);
-  api::check_pointer("step.kv_lens", step.kv_lens, device);
-  api::check_pointer("cache.page_table", cache.page_table, device);
-  api::check_pointer("cache.row_indices", cache.row_indices, device);
+  const std::int64_t entries = std::int64_t{cache.num_rows} * cache.max_pages_per_seq;
+  api::check_pointer("step.token_offsets", step.token_offsets, 1, device);
+  api::check_pointer("step.kv_lens", step.kv_lens, step.num_seqs, device);
+  api::check_pointer("cache.page_table", cache.page_table, entries, device);
+  api::check_pointer("cache.row_indices", cache.row_indices, step.num_seqs, device);
 }
 
 kernels::StepBatch batch_of(const KvView& cache, const StepArrays& step) {

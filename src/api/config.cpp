@@ -73,7 +73,7 @@ void fill_workspace(CacheConfig& c) {
                          "see cache_sizes");
   }
   if (c.workspace == nullptr) return;
-  check_pointer("workspace", c.workspace, c.device);
+  check_pointer("workspace", c.workspace, c.workspace_bytes, c.device);
   constexpr std::uintptr_t kAlignment = 256;
   const auto address = reinterpret_cast<std::uintptr_t>(c.workspace);
   if (address % kAlignment != 0) {

@@ -119,7 +119,7 @@ void convert_tokens(const ConstTensorView& from, TensorFormat from_format, const
   if (step.num_tokens < 0) base::throw_mismatch("step.num_tokens", "at least 0", step.num_tokens);
   if (step.token_offsets == nullptr)
     base::throw_mismatch("step.token_offsets", "a pointer", "null");
-  api::check_pointer("step.token_offsets", step.token_offsets, device);
+  api::check_pointer("step.token_offsets", step.token_offsets, 1, device);
   api::StepShape shape{from_format, step.num_seqs, step.num_tokens};
   shape.device = device;
   shape.max_new_tokens = device.type == DeviceType::Cpu ? longest_of(step) : 0;

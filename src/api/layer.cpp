@@ -46,8 +46,11 @@ kernels::AttendParams attend_params(const AttentionConfig& config, const LayerIn
   params.out_dtype = out.dtype;
   params.out_layout = token_layout("out", out, shape, config.num_q_heads, config.head_dim_v, true);
   if (out.dtype != DType::F32 && out.dtype != inputs.q.dtype) {
-    base::throw_mismatch("out.dtype", fmt::format("f32 or {} (q's)", to_string(inputs.q.dtype)),
-                         to_string(out.dtype));
+    const bool narrow = inputs.q.dtype != DType::F32;
+    base::throw_mismatch(
+        "out.dtype",
+        narrow ? fmt::format("f32 or {} (q's)", to_string(inputs.q.dtype)) : std::string("f32"),
+        to_string(out.dtype));
   }
   const bool in_place = shape.device.type == DeviceType::Cpu && same_view(out, inputs.q);
   if (!in_place) check_apart("out", out, "q", inputs.q);
@@ -57,8 +60,8 @@ kernels::AttendParams attend_params(const AttentionConfig& config, const LayerIn
   params.causal = config.mask == Mask::Causal;
   params.window_left = config.window.left;
   params.window_right = config.window.right;
-  check_pointer("sinks", inputs.sinks, shape.device);
-  check_pointer("alibi_slopes", inputs.alibi_slopes, shape.device);
+  check_pointer("sinks", inputs.sinks, config.num_q_heads, shape.device);
+  check_pointer("alibi_slopes", inputs.alibi_slopes, config.num_q_heads, shape.device);
   params.sinks = inputs.sinks;
   params.alibi_slopes = inputs.alibi_slopes;
   params.rope = rope_params(inputs, config.head_dim, batches.host, shape);

@@ -37,8 +37,9 @@ bool is_empty(const ConstTensorView& tensor) {
 
 }  // namespace
 
-void check_pointer(const char* name, const void* pointer, Device device, const char* member) {
-  if (pointer == nullptr) return;
+void check_pointer(const char* name, const void* pointer, std::int64_t count, Device device,
+                   const char* member) {
+  if (pointer == nullptr || count == 0) return;
   const bool on_host = device.type == DeviceType::Cpu;
   const device::Place place = on_host ? device::known_place_of(pointer) : device::place_of(pointer);
   if (place.managed) return;
@@ -72,7 +73,7 @@ void check_tensor(const char* name, const ConstTensorView& tensor, std::int32_t 
                          fmt::format("a multiple of {} bytes", element),
                          fmt::format("{} beyond one", beyond));
   }
-  check_pointer(name, tensor.data, device, ".data");
+  if (!is_empty(tensor)) check_pointer(name, tensor.data, 1, device, ".data");
 }
 
 void check_extent(const char* name, const ConstTensorView& tensor, std::int32_t axis,
@@ -197,9 +198,9 @@ kernels::RopeParams rope_params(const LayerInputs& inputs, std::int32_t head_dim
                : std::string("at least 0");
     base::throw_mismatch("position of a new token", wanted, position);
   };
-  check_pointer("rope.cos", rope.cos, shape.device);
-  check_pointer("rope.sin", rope.sin, shape.device);
-  check_pointer("positions", inputs.positions, shape.device);
+  check_pointer("rope.cos", rope.cos, rope.num_table_positions, shape.device);
+  check_pointer("rope.sin", rope.sin, rope.num_table_positions, shape.device);
+  check_pointer("positions", inputs.positions, shape.num_tokens, shape.device);
   if (inputs.positions != nullptr) {
     if (shape.device.type == DeviceType::Cuda) return params;
     for (std::int32_t i = 0; i < host.num_tokens; ++i) check(inputs.positions[i]);

@@ -36,8 +36,10 @@ void set_lse(const TensorView* lse, Device device, kernels::AttendParams& params
 /// Checks a tensor's device, dtypes, rank and data. `name` is for messages.
 void check_tensor(const char* name, const ConstTensorView& tensor, std::int32_t rank,
                   Device device = {});
-/// Checks that memory is where kernels of `device` want it. `member` follows the name in messages.
-void check_pointer(const char* name, const void* pointer, Device device, const char* member = "");
+/// Checks that `count` elements are where kernels of `device` want them. Those of an empty array
+/// may be said to lie anywhere. `member` follows the name in messages.
+void check_pointer(const char* name, const void* pointer, std::int64_t count, Device device,
+                   const char* member = "");
 void check_extent(const char* name, const ConstTensorView& tensor, std::int32_t axis,
                   std::int64_t wanted);
 void check_writable(const char* name, const ConstTensorView& tensor);

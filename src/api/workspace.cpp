@@ -192,7 +192,7 @@ void Workspace::use(void* memory, std::int64_t num_bytes) {
                          fmt::format("{} beyond one", beyond));
   }
   const device::DeviceGuard guard(impl_->device);
-  api::check_pointer("memory", memory, impl_->device);
+  api::check_pointer("memory", memory, num_bytes, impl_->device);
   impl_->gpu->use(memory, static_cast<std::size_t>(num_bytes));
 }
 

@@ -176,6 +176,38 @@ TEST(CallersCacheOfAnyStride, GivesCpusOwnCachesBits) {
   EXPECT_TRUE(own.outs == callers.outs);
 }
 
+// Pages of all sequences in one list, each row of which is one entry further on.
+TEST(CallersCacheOfOneList, GivesTheTablesBits) {
+  const Case value = make_case(parse_spec("b4 q3 s90 hq4 hkv2 d16 p16 f32 seed76"));
+  CallersCache callers(value, Layout::Nhd, 16);
+  (void)callers.run(Backend::Cpu);
+  const CaseStep& step = value.steps[0];
+  std::vector<std::int32_t> list, starts, kv_lens, offsets = {0};
+  for (const SequenceStep& sequence : step.sequences) {
+    const auto row = static_cast<std::size_t>(kTableRows - 1 - sequence.id);
+    const auto length = static_cast<std::int32_t>(sequence.new_tokens);
+    starts.push_back(static_cast<std::int32_t>(list.size()));
+    for (std::size_t page = 0; page * 16 < static_cast<std::size_t>(length); ++page)
+      list.push_back(callers.table()[row * kMaxPages + page]);
+    kv_lens.push_back(length);
+    offsets.push_back(offsets.back() + length);
+  }
+  KvView view = callers.view();
+  view.num_rows = static_cast<std::int32_t>(list.size());
+  list.resize(list.size() + kMaxPages, -1);
+  view.page_table = list.data();
+  view.page_table_stride = 1;
+  view.row_indices = starts.data();
+  LayerInputs inputs;
+  inputs.q = step.q.view();
+  inputs.format = value.format;
+  HostTensor out(value.dtype, step.out.shape());
+  const auto num_seqs = static_cast<std::int32_t>(starts.size());
+  attend(value.attention, view, {num_seqs, offsets.back(), offsets.data(), kv_lens.data()}, inputs,
+         out.view());
+  EXPECT_TRUE(out == callers.outs[0]);
+}
+
 // One sequence of 3 tokens in a pool of 4 pages of 2 slots, one head of 4.
 class OutOfRange : public ::testing::Test {
  protected:
@@ -241,6 +273,12 @@ TEST_F(OutOfRange, RowThatIsNotThereIsNamed) {
   const std::vector<std::int32_t> rows = {1};
   view_.row_indices = rows.data();
   EXPECT_EQ(refused(), "cache.row_indices[0]: wanted 0 … 0, got 1");
+}
+
+TEST_F(OutOfRange, RowsInOnePlaceAreNamed) {
+  view_.num_rows = 2;
+  view_.page_table_stride = 0;
+  EXPECT_EQ(refused(), "cache.page_table_stride: wanted at least 1, got 0");
 }
 
 TEST_F(OutOfRange, OffsetsThatFallAreNamed) {

@@ -172,7 +172,7 @@ TEST_F(Layer, NamesAnIntegerDtype) {
 
 TEST_F(Layer, NamesAnOutputDtypeThatIsNeitherF32NorQs) {
   out_view_.dtype = DType::F16;
-  EXPECT_EQ(refused(), "out.dtype: wanted f32 or f32 (q's), got f16");
+  EXPECT_EQ(refused(), "out.dtype: wanted f32, got f16");
 }
 
 TEST_F(Layer, NamesAnOutputWhoseRowsOverlap) {

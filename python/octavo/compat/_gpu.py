@@ -18,14 +18,22 @@ import numpy as np
 
 import octavo
 
+from .._results import torch_stream
 from ._arrays import not_covered
 
 _KEPT = 32
 _ENOUGH = 256 << 20  # bytes of workspace, where the least is not more
 
 
+@functools.cache
 def torch():
     return sys.modules["torch"]
+
+
+@functools.cache
+def _float_dtypes():
+    t = torch()
+    return frozenset((t.float32, t.float16, t.bfloat16))
 
 
 def on_gpu(x) -> bool:
@@ -38,18 +46,18 @@ def capturing() -> bool:
 
 
 def stream_address(device) -> int:
-    return torch().cuda.current_stream(device).cuda_stream
+    return torch_stream(torch(), device.index)
 
 
 def checked(like, **tensors):
     """The tensors, which must be of a dtype that Octavo knows and on the GPU of `like`."""
-    t = torch()
+    kind, place, dtypes = torch().Tensor, like.device, _float_dtypes()
     for name, x in tensors.items():
-        if not isinstance(x, t.Tensor):
+        if not isinstance(x, kind):
             raise TypeError(f"{name}: wanted a tensor, as q is, got {type(x).__name__}")
-        if x.device != like.device:
-            raise ValueError(f"{name}: wanted a tensor on {like.device}, got one on {x.device}")
-        if x.dtype not in (t.float32, t.float16, t.bfloat16):
+        if x.device != place:
+            raise ValueError(f"{name}: wanted a tensor on {place}, got one on {x.device}")
+        if x.dtype not in dtypes:
             raise not_covered(f"{name} of dtype {x.dtype}", "float32, float16 and bfloat16 are")
     return tuple(x.detach() if x.requires_grad else x for x in tensors.values())
 
@@ -61,7 +69,9 @@ def ints(x, name, device, length=None):
         x = t.as_tensor(np.asarray(x, np.int32))
     if x.is_floating_point() or x.dtype is t.bool:
         raise TypeError(f"{name}: wanted integers, got {x.dtype}")
-    x = x.to(device=device, dtype=t.int32, non_blocking=True).contiguous()
+    if x.dtype is not t.int32 or x.device != device:
+        x = x.to(device=device, dtype=t.int32, non_blocking=True)
+    x = x.contiguous()
     if length is not None and tuple(x.shape) != (length,):
         raise ValueError(f"{name}: wanted shape [{length}], got {list(x.shape)}")
     return x
@@ -79,7 +89,11 @@ def floats(x, name, device, shape=None):
     t = torch()
     if not isinstance(x, t.Tensor):
         x = t.as_tensor(np.asarray(x, np.float32))
-    x = x.detach().to(device=device, dtype=t.float32, non_blocking=True).contiguous()
+    if x.requires_grad:
+        x = x.detach()
+    if x.dtype is not t.float32 or x.device != device:
+        x = x.to(device=device, dtype=t.float32, non_blocking=True)
+    x = x.contiguous()
     if shape is not None and tuple(x.shape) != shape:
         raise ValueError(f"{name}: wanted shape {list(shape)}, got {list(x.shape)}")
     return x
@@ -139,15 +153,22 @@ class Keys(NamedTuple):
 def packed_keys(k, v, starts, kv_lens, longest):
     """Keys [Tk, Hk, D] that lie end to end, each sequence's from starts[b] on, as pages of one."""
     longest = max(longest, 1)
-    table = starts[:, None] + steps(0, 1, longest, k.device)
-    return Keys(k[:, None], v[:, None], kv_lens, table, None, longest)
+    entries = steps(0, 1, k.shape[0] + longest, k.device)
+    return Keys(k[:, None], v[:, None], kv_lens, one_list(entries, longest), starts, longest)
+
+
+def one_list(entries, width):
+    """A list of pages as a page table: row r has the `width` entries from r on."""
+    count = entries.shape[0] - width + 1
+    return entries.as_strided((count, width), (1, 1))
 
 
 class Space:
-    """A workspace and its memory."""
+    """A workspace and its memory. again: how calls of its kind go, where a front keeps that."""
 
     def __init__(self, device):
         self._device, self._bytes = device, 0
+        self.again = None
         self.workspace = octavo.Workspace(str(device))
 
     def fit(self, sizes) -> bool:
@@ -186,10 +207,14 @@ class Spaces:
 
     def get(self, device, kind, sizes, what) -> Space:
         """sizes(workspace): what such a call takes."""
-        stream = (stream_address(device), threading.get_ident())
-        key = (device, stream, kind)
+        key = self._key(device, kind)
         if capturing():
-            return self._for_capture(key, what)
+            found = self._for_capture(key)
+            if found is None:
+                raise RuntimeError(
+                    f"{what}: wanted a call like it before the capture of a CUDA graph, got none"
+                )
+            return found
         found = self._ready.get(key)
         if found is None:
             found = Space(device)
@@ -201,7 +226,25 @@ class Spaces:
             self._ready.move_to_end(key)
         return found
 
-    def _for_capture(self, key, what):
+    def again(self, device, kind):
+        """How a call goes of whose kind there was one; None if there was none or none is kept."""
+        if kind is None:
+            return None
+        key = self._key(device, kind)
+        if capturing():
+            found = self._for_capture(key)
+        else:
+            found = self._ready.get(key)
+            if found is not None:
+                self._ready.move_to_end(key)
+        return None if found is None else found.again
+
+    @staticmethod
+    def _key(device, kind):
+        return device, (stream_address(device), threading.get_ident()), kind
+
+    def _for_capture(self, key):
+        """None if there was no call like it before."""
         found = self._captured.get(key)
         if found is not None:
             return found
@@ -209,118 +252,7 @@ class Spaces:
             if (device, kind) == (key[0], key[2]):
                 found = self._captured[key] = self._ready.pop((device, stream, kind))
                 return found
-        raise RuntimeError(
-            f"{what}: wanted a call like it before the capture of a CUDA graph, got none"
-        )
+        return None
 
 
 spaces = Spaces()
-
-
-def _look(x):
-    """What a tensor's part in a call follows from, beside its numbers."""
-    return None if x is None else (tuple(x.shape), x.stride(), x.dtype)
-
-
-class Options(NamedTuple):
-    """The arithmetic of a call, as the library names it."""
-
-    softmax_scale: float | None
-    mask: str
-    window: tuple
-    softcap: float
-    sinks: Any = None
-    alibi_slopes: Any = None
-    rope: Any = None
-    positions: Any = None
-    batch_invariant: bool = False
-
-    def kind(self):
-        given = (self.sinks, self.alibi_slopes, self.rope, self.positions)
-        there = [x is not None for x in given]
-        return (self.mask, self.window, self.softcap, self.batch_invariant, *there)
-
-
-class Call:
-    """Attention of one step over the caller's cache: the space, then plan, append, attend."""
-
-    def __init__(
-        self,
-        what,
-        q,
-        keys: Keys,
-        offsets,
-        options: Options,
-        *,
-        format,
-        lse,
-        out,
-        most,
-        owner=None,
-    ):
-        """lse: an array or None. out: an array. most: new tokens of one sequence. owner: of the
-        space, None for all calls' common one.
-        """
-        self._q, self._keys, self._offsets = q, keys, offsets
-        self._format, self._lse, self._out, self._most = format, lse, out, most
-        self._options = options
-        self.num_tokens = q.shape[0] if format == "thd" else q.shape[0] * q.shape[1]
-        kind = (
-            tuple(_look(x) for x in (q, keys.k, keys.v, keys.page_table, keys.rows, lse, out)),
-            (offsets.shape[0], format, most, keys.max_kv_len),
-            options.kind(),
-        )
-        self.space = (spaces if owner is None else owner).get(q.device, kind, self._sizes, what)
-
-    def _arguments(self):
-        o = self._options._asdict()
-        return {
-            "token_offsets": self._offsets,
-            "format": self._format,
-            "out": self._out,
-            "lse": self._lse,
-            "max_new_tokens": self._most,
-            "max_kv_len": self._keys.max_kv_len,
-            **self._keys.where(),
-            **o,
-        }
-
-    def _sizes(self, workspace):
-        arguments = self._arguments()
-        del arguments["softmax_scale"]
-        return workspace.sizes(self._q, self._keys.k, self._keys.v, self._keys.kv_lens, **arguments)
-
-    def append(self, k, v, keys: Keys, offsets, format, most, rope, positions):
-        """Plans the new tokens over `keys`, whose lengths count them, and writes them."""
-        num_tokens = k.shape[0] if format == "thd" else k.shape[0] * k.shape[1]
-        self.space.plan(keys, offsets, num_tokens, most)
-        octavo.append_tokens(
-            k,
-            v,
-            keys.k,
-            keys.v,
-            keys.kv_lens,
-            token_offsets=offsets,
-            format=format,
-            rope=rope,
-            positions=positions,
-            workspace=self.space.workspace,
-            max_new_tokens=most,
-            max_kv_len=keys.max_kv_len,
-            **keys.where(),
-        )
-
-    def plan(self):
-        self.space.plan(self._keys, self._offsets, self.num_tokens, self._most)
-
-    def attend(self):
-        """Of the step that was planned last."""
-        octavo.attend(
-            self._q,
-            self._keys.k,
-            self._keys.v,
-            self._keys.kv_lens,
-            workspace=self.space.workspace,
-            **self._arguments(),
-        )
-        return self._out

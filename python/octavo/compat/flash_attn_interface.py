@@ -8,6 +8,7 @@ return_attn_probs gives (out, LSE), and out alone otherwise. Forward only.
 
 from __future__ import annotations
 
+from ._blame import DTYPE, WHOLE, array, names_arguments
 from .flash_attn import flash_attn_interface as _fa2
 
 __all__ = [
@@ -211,6 +212,7 @@ def flash_attn_func(
     return result[:2] if return_attn_probs else result
 
 
+@names_arguments(qkv=array(4, 5), num_heads_q=WHOLE | None)
 def flash_attn_qkvpacked_func(
     qkv,
     softmax_scale=None,
@@ -259,6 +261,9 @@ def flash_attn_qkvpacked_func(
     )
 
 
+@names_arguments(
+    out_partial=array(4, 5), lse_partial=array(3, 4), out=array(3, 4) | None, out_dtype=DTYPE | None
+)
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     """Merges partial results: out_partial float32 [S, B, L, H, D], lse_partial [S, B, L, H].
 

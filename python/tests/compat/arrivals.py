@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import numpy as np
-from definition import attention, check_close
+from definition import attention, check_close, weighed
 
 from octavo.compat import transformer_engine as engine
 
@@ -26,6 +26,7 @@ def make_params(
         head_dim_k=DIM,
         dtype=frame.dtype(dtype),
         max_ctx_len=length,
+        device=frame.device,
         **kwargs,
     )
 
@@ -89,9 +90,17 @@ class Stream:
         used = np.zeros(got.shape[:-1], bool)
         for (rows, n), sequence in zip(self.rows(step, fmt), step, strict=True):
             q, k, v = self.past[sequence]
-            want, _ = attention(q[len(q) - n :], k, v, **{"causal": True, **maths})
+            mine = (q[len(q) - n :], k, v)
+            maths = {"causal": True, **maths}
+            want, _ = attention(*mine, **maths)
             check_close(
-                got[rows], want.reshape(n, -1), self.dtype, 4.0, f"sequence {sequence} of {step}"
+                got[rows],
+                want.reshape(n, -1),
+                self.dtype,
+                4.0,
+                f"sequence {sequence} of {step}",
+                self.frame.products(self.dtype),
+                weighed(*mine, **maths).reshape(n, -1),
             )
             used[rows] = True
         assert (got[~used] == 0).all(), "padding"

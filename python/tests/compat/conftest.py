@@ -8,9 +8,12 @@ from frames import frame_of
 
 @pytest.fixture(params=["numpy", "torch"])
 def frame(request, monkeypatch):
-    if request.param == "stand-in":
-        return gpu_frames.stand_in(monkeypatch)
-    return gpu_frames.cuda() if request.param == "cuda" else frame_of(request.param)
+    if request.param not in ("stand-in", "cuda"):
+        return frame_of(request.param)
+    frame = gpu_frames.cuda() if request.param == "cuda" else gpu_frames.stand_in(monkeypatch)
+    if not getattr(request.module, "CALLS_ONCE", False):
+        gpu_frames.make_calls_twice(monkeypatch)
+    return frame
 
 
 @pytest.hookimpl(wrapper=True)

@@ -76,16 +76,27 @@ def rope_tables(num_positions, rotary_dim, base=10000.0, scale=1.0):
     return np.cos(angles), np.sin(angles)
 
 
-def check_close(got, want, dtype, biggest, context=""):
+def weighed(q, k, v, **maths):
+    """The weighted mean of |v|: times half an EPS, what rounding the weights to a dtype may move an
+    output by. Each weight is off by at most that share of itself, and their sum is taken before.
+    """
+    return attention(q, k, np.abs(v), **maths)[0]
+
+
+def check_close(got, want, dtype, biggest, context="", products="f32", mean=None):
     """|got - want| within one rounding to dtype and float32's accumulation over values up to
-    `biggest`.
+    `biggest`; and the rounding of the weights to the dtype that they are multiplied in: half an EPS
+    of `mean`, which `weighed` gives, or where that is not given of `biggest`.
     """
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape, f"{context}: shape {got.shape}, wanted {want.shape}"
     assert np.array_equal(np.isnan(got), np.isnan(want)), f"{context}: NaN"
     infinite = np.isinf(want)
     assert np.array_equal(got[infinite], want[infinite]), f"{context}: infinities"
-    room = EPS[dtype] * np.abs(want) + 16 * EPS["f32"] * max(biggest, 1.0)
+    biggest = max(biggest, 1.0)
+    room = EPS[dtype] * np.abs(want) + 16 * EPS["f32"] * biggest
+    if products != "f32":
+        room += EPS[products] / 2 * (biggest if mean is None else mean)
     error = np.abs(np.where(infinite, 0.0, got) - np.where(infinite, 0.0, want))
     worst = (
         np.unravel_index(np.argmax(error - np.where(infinite, 0, room)), error.shape)

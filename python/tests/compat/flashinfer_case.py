@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from definition import attention, check_close, rope_tables, rotate
+from definition import attention, check_close, rope_tables, rotate, weighed
 
 LN2 = np.log(2.0)
 NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -144,19 +144,25 @@ class Case:
                 turn = np.sign(places + 0.5)[:, None]
                 q = rotate(q, np.arange(n), cos[np.abs(places)], turn * sin[np.abs(places)], False)
                 k = rotate(k, np.arange(length), cos, sin, False)
-            want, want_lse = attention(
-                q,
-                k,
-                v,
-                scale=scale,
-                causal=self.causal,
-                window=(self.window, -1),
-                softcap=self.softcap or 0.0,
-                slopes=alibi_slopes(self.hq) if self.mode == "ALIBI" else None,
-                sinks=self.sinks,
-            )
+            maths = {
+                "scale": scale,
+                "causal": self.causal,
+                "window": (self.window, -1),
+                "softcap": self.softcap or 0.0,
+                "slopes": alibi_slopes(self.hq) if self.mode == "ALIBI" else None,
+                "sinks": self.sinks,
+            }
+            want, want_lse = attention(q, k, v, **maths)
             rows = slice(at[b], at[b + 1])
-            check_close(got[rows], want * v_scale, self.dtype, 8.0, f"{self}: out of {b}")
+            check_close(
+                got[rows],
+                want * v_scale,
+                self.dtype,
+                8.0,
+                f"{self}: out of {b}",
+                self.frame.products(self.dtype),
+                weighed(q, k, v, **maths) * abs(v_scale),
+            )
             if lse is not None:
                 check_close(
                     self.frame.read(lse)[rows], want_lse / LN2, "f32", 16.0, f"{self}: lse of {b}"

@@ -30,7 +30,24 @@ def widen_bf16(bits):
     )
 
 
-class Numpy:
+class Host:
+    """What the host's frameworks have in common."""
+
+    device = "cpu"
+
+    def products(self, dtype):
+        """What weights and values are multiplied in, when they are of a dtype."""
+        return "f32"
+
+    def place(self, module):
+        """A module where the arrays are."""
+        return module
+
+    def wait(self):
+        """Until calls are done."""
+
+
+class Numpy(Host):
     name = "numpy"
     dtypes = ("f32", "f16", "bf16") if ml_dtypes else ("f32", "f16")
 
@@ -55,7 +72,7 @@ class Numpy:
         return x.__array_interface__["data"][0]
 
 
-class Torch:
+class Torch(Host):
     name = "torch"
     dtypes = ("f32", "f16", "bf16")
 

@@ -4,6 +4,7 @@
 `Cuda` is PyTorch on a GPU; skipped where there is none. `StandIn` is for machines without one: the
 fronts take PyTorch's tensors of the host for a GPU's, and the library's calls run on the CPU, after
 they were held to what Workspace.plan was told. It tests the fronts' integers, and no kernel.
+In both, calls are made twice, but for modules that say CALLS_ONCE.
 """
 
 from __future__ import annotations
@@ -13,11 +14,18 @@ import pytest
 from frames import Torch
 
 import octavo
-from octavo.compat import _gpu
+from gpus import torch_on_a_gpu
+from octavo.compat import _gpu, flash_attn
+from octavo.compat.flashinfer import _gpu_append
+from octavo.compat.flashinfer._batch import PagedBatch
 
 
 class Cuda(Torch):
     name = "cuda"
+    device = "cuda:0"
+
+    def products(self, dtype):
+        return dtype
 
     def make(self, x, dtype="f32"):
         return super().make(x, dtype).cuda()
@@ -27,6 +35,12 @@ class Cuda(Torch):
 
     def read(self, x):
         return super().read(x.cpu())
+
+    def place(self, module):
+        return module.cuda()
+
+    def wait(self):
+        self.torch.cuda.synchronize()
 
     def is_one(self, x):
         return super().is_one(x) and x.is_cuda
@@ -67,7 +81,7 @@ class Workspace:
     ):
         for ints in (kv_lens, token_offsets, page_table, row_indices):
             assert ints is None or str(ints.dtype) == "torch.int32"
-            assert ints is None or ints.is_contiguous()
+            assert ints is None or ints.is_contiguous() or ints is page_table
         ends, lens = token_offsets.numpy(), kv_lens.numpy()
         capacity = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
         assert max_kv_len <= capacity
@@ -92,6 +106,14 @@ class Workspace:
         return (tuple(k_cache.shape[:2]), arrays, num_tokens, most, max_kv_len)
 
 
+class Rope(octavo.Rope):
+    """Knows how many positions its tables serve."""
+
+    def __init__(self, style, *, cos, sin):
+        super().__init__(style, cos=cos, sin=sin)
+        self.num_rows = cos.shape[0]
+
+
 def _check_planned(x, k_cache, kv_lens, words):
     workspace = words.pop("workspace")
     most, max_kv_len = words.pop("max_new_tokens"), words.pop("max_kv_len")
@@ -99,6 +121,11 @@ def _check_planned(x, k_cache, kv_lens, words):
     arrays = (words["token_offsets"], words["page_table"], words["row_indices"])
     key = Workspace.key(k_cache, kv_lens, *arrays, num_tokens, most, max_kv_len)
     assert workspace.step == key, "not the step that was planned"
+    rope = words.get("rope")
+    if rope is not None and words.get("positions") is None:
+        slots = k_cache.shape[1] * (1 if arrays[1] is None else arrays[1].shape[1])
+        rows = rope.num_rows
+        assert rows >= (max_kv_len or slots), f"rope: {rows} rows for {max_kv_len or slots} keys"
 
 
 def stand_in(monkeypatch):
@@ -112,14 +139,15 @@ def stand_in(monkeypatch):
     def checked_append(k, v, k_cache, v_cache, kv_lens, **words):
         one_each = words["format"] == "thd" and words["max_new_tokens"] == 1
         _check_planned(k, k_cache, kv_lens, words)
-        if one_each:  # on a GPU tokens that their length does not cover are left out
-            there = kv_lens > 0
+        if one_each:  # on a GPU tokens without a row of the table are left out
+            there = words["row_indices"] >= 0
             k, v, kv_lens = k[there], v[there], kv_lens[there]
-            words["page_table"] = words["page_table"][there]
+            words["row_indices"] = words["row_indices"][there]
             words["token_offsets"] = torch.arange(len(k) + 1, dtype=torch.int32)
         append_tokens(k, v, k_cache, v_cache, kv_lens, **words)
 
     monkeypatch.setattr(octavo, "Workspace", Workspace)
+    monkeypatch.setattr(octavo, "Rope", Rope)
     monkeypatch.setattr(octavo, "attend", checked_attend)
     monkeypatch.setattr(octavo, "append_tokens", checked_append)
     monkeypatch.setattr(_gpu, "on_gpu", lambda x: isinstance(x, torch.Tensor))
@@ -129,16 +157,83 @@ def stand_in(monkeypatch):
     return StandIn(torch)
 
 
+def make_calls_twice(monkeypatch):
+    """The fronts' calls on a GPU are made twice, and the second one counts: it goes by what was
+    kept of the first. Appending the same again changes nothing.
+    """
+
+    def twice(module, name):
+        once = getattr(module, name)
+
+        def call(*arguments, **words):
+            once(*arguments, **words)
+            return once(*arguments, **words)
+
+        monkeypatch.setattr(module, name, call)
+
+    for name in ("with_kvcache", "varlen", "dense"):
+        twice(flash_attn._gpu, name)
+    twice(PagedBatch, "_attend")
+    twice(_gpu_append, "append")
+
+
 def cuda():
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch sees no GPU")
-    try:
-        octavo.Workspace()
-    except octavo.NotCompiled as error:
-        pytest.skip(str(error))
-    return Cuda(torch)
+    return Cuda(torch_on_a_gpu())
+
+
+def counted(monkeypatch, name):
+    """How often a method of the fronts' workspaces is called, of those made from now on."""
+    calls = []
+
+    class Counting(octavo.Workspace):
+        pass
+
+    method = getattr(octavo.Workspace, name)
+
+    def count(self, *arguments, **words):
+        calls.append(self)
+        return method(self, *arguments, **words)
+
+    setattr(Counting, name, count)
+    monkeypatch.setattr(octavo, "Workspace", Counting)
+    return calls
+
+
+class StandInGraph:
+    """A capture by the stand-in: makes the call anew, its results at the old places. As in a
+    capture nothing is computed before the first replay.
+    """
+
+    def __init__(self, call):
+        self.call, self.results = call, call()
+        for x in self._each(self.results):
+            x.fill_(float("nan"))
+
+    @staticmethod
+    def _each(results):
+        if results is None:
+            return ()
+        return results if isinstance(results, tuple) else (results,)
+
+    def replay(self):
+        for mine, new in zip(self._each(self.results), self._each(self.call()), strict=True):
+            mine.copy_(new)
+
+
+def captured(frame, call):
+    """A graph of `call`, after one outside of it."""
+    if frame.name != "cuda":
+        graph = StandInGraph(call)
+        return graph, graph.results
+    torch = frame.torch
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call()
+    return graph, results
 
 
 everywhere = pytest.mark.parametrize("frame", ["numpy", "torch", "stand-in", "cuda"], indirect=True)
+hosts_and_cuda = pytest.mark.parametrize("frame", ["numpy", "torch", "cuda"], indirect=True)
 on_gpus = pytest.mark.parametrize("frame", ["stand-in", "cuda"], indirect=True)

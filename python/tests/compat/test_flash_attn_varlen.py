@@ -9,7 +9,7 @@ import inspect
 
 import numpy as np
 import pytest
-from definition import attention, check_close
+from definition import attention, check_close, weighed
 from gpu_frames import everywhere
 
 from octavo.compat import flash_attn, flash_attn_interface
@@ -153,18 +153,18 @@ def call_and_check(c, frame):
     for b in range(len(q_lens)):
         first, first_k = ends(q_lens)[b], ends(k_lens)[b]
         mine = slice(first, first + used_q[b])
-        want, want_lse = attention(
-            frame.read(q)[mine],
-            rows[0][first_k : first_k + used_k[b]],
-            rows[1][first_k : first_k + used_k[b]],
-            scale=c["scale"],
-            causal=c["causal"],
-            window=c["window"],
-            softcap=c["softcap"],
-            slopes=slopes[b] if c["alibi"] == "batch" else slopes,
-            sinks=sinks,
-        )
-        check_close(got[mine], want, c["dtype"], 4.0, f"{c}: out of sequence {b}")
+        arrays = frame.read(q)[mine], *(x[first_k : first_k + used_k[b]] for x in rows)
+        maths = {
+            "scale": c["scale"],
+            "causal": c["causal"],
+            "window": c["window"],
+            "softcap": c["softcap"],
+            "slopes": slopes[b] if c["alibi"] == "batch" else slopes,
+            "sinks": sinks,
+        }
+        want, want_lse = attention(*arrays, **maths)
+        rounding = frame.products(c["dtype"]), weighed(*arrays, **maths)
+        check_close(got[mine], want, c["dtype"], 4.0, f"{c}: out of sequence {b}", *rounding)
         check_close(got_lse[:, mine].T, want_lse, "f32", 8.0, f"{c}: lse of sequence {b}")
         beyond = slice(first + used_q[b], first + q_lens[b])
         assert (got[beyond] == 0).all()
@@ -199,14 +199,11 @@ def test_dense_equals_the_definition(frame, module, seed):
     assert len(rest) == (1 if module is flash_attn else 0)
     assert tuple(lse.shape) == (3, hq, 5)
     for b in range(3):
-        want, want_lse = attention(
-            *(frame.read(x)[b] for x in (q, k, v)),
-            scale=c["scale"],
-            causal=c["causal"],
-            window=c["window"],
-            softcap=c["softcap"],
-        )
-        check_close(frame.read(out)[b], want, c["dtype"], 4.0, f"{c}")
+        arrays = [frame.read(x)[b] for x in (q, k, v)]
+        maths = {x: c[x] for x in ("scale", "causal", "window", "softcap")}
+        want, want_lse = attention(*arrays, **maths)
+        rounding = frame.products(c["dtype"]), weighed(*arrays, **maths)
+        check_close(frame.read(out)[b], want, c["dtype"], 4.0, f"{c}", *rounding)
         check_close(frame.read(lse)[b].T, want_lse, "f32", 8.0, f"{c}")
 
 
@@ -236,6 +233,7 @@ def test_packed_forms_equal_the_plain_one(frame):
         assert np.array_equal(frame.read(out), want)
 
 
+@everywhere
 def test_combine_gives_attention_over_all_keys(frame):
     r = np.random.default_rng(1)
     q, k, v = (r.standard_normal(s).astype(np.float32) for s in ((4, 2, 8), (9, 2, 8), (9, 2, 8)))

@@ -218,6 +218,7 @@ def test_append_beyond_the_pages_is_an_error_and_writes_nothing(frame):
     assert (frame.read(cache) == 0).all()
 
 
+@everywhere
 def test_merge_gives_attention_over_all_keys(frame):
     r = np.random.default_rng(2)
     q, k, v = (r.standard_normal(s) for s in ((5, 2, 8), (9, 2, 8), (9, 2, 8)))
@@ -239,6 +240,7 @@ def test_merge_gives_attention_over_all_keys(frame):
     check_close(frame.read(lse), want_lse / LN2, "f32", 16.0)
 
 
+@everywhere
 def test_merge_in_place_leaves_masked_rows(frame):
     v, s = frame.make(np.zeros((3, 1, 4))), frame.make(np.zeros((3, 1)))
     other, other_s = frame.make(np.ones((3, 1, 4))), frame.make(np.zeros((3, 1)))
@@ -248,6 +250,7 @@ def test_merge_in_place_leaves_masked_rows(frame):
     np.testing.assert_allclose(frame.read(s)[:, 0], [1.0, 0.0, 1.0])
 
 
+@everywhere
 def test_merge_of_nothing_is_nothing(frame):
     v, s = frame.make(np.zeros((1, 1, 4))), frame.make(np.full((1, 1), -np.inf))
     out, lse = flashinfer.merge_state(v, s, v, s)

@@ -8,8 +8,9 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 from arrivals import DIM, FORMATS, GROUPS, HEADS, Stream, arrivals, make_module, make_params
+from gpu_frames import hosts_and_cuda
 
-from octavo.compat import transformer_engine as engine
+pytestmark = hosts_and_cuda
 
 
 @pytest.mark.parametrize("backend", ["", "NVTE_FLASH_ATTN", "NVTE_UNFUSED_ATTN"])
@@ -19,6 +20,8 @@ from octavo.compat import transformer_engine as engine
 def test_arrivals_equal_the_definition(frame, monkeypatch, dtype, fmt, paged, backend):
     if dtype not in frame.dtypes:
         pytest.skip(f"{frame.name} has no {dtype} here")
+    if frame.name == "cuda" and backend == "NVTE_FLASH_ATTN" and dtype == "f32":
+        pytest.skip("the GPU's FlashAttention kernels read no float32")
     if backend:
         for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
             monkeypatch.setenv(name, str(int(name == backend)))
@@ -63,7 +66,7 @@ def test_arrivals_equal_the_definition(frame, monkeypatch, dtype, fmt, paged, ba
 )
 @pytest.mark.parametrize("paged", [False, True])
 def test_options_equal_the_definition(frame, paged, options, maths):
-    module = make_module(**options)
+    module = frame.place(make_module(**options))
     if options.get("softmax_type") == "learnable":
         offset = getattr(module.softmax_offset, "data", module.softmax_offset)
         for head, sink in enumerate(maths["sinks"]):
@@ -243,45 +246,3 @@ def test_batches_padded_to_the_maximum(frame):
             inference_params=params,
         )
         stream.check(out, step, "bshd")
-
-
-class OwnManager(engine.KVCacheManager):
-    """A contiguous cache kept in plain arrays: row i for the i-th sequence ever seen."""
-
-    frame = None
-
-    def __init__(self, max_batch_size, max_seqlen, num_heads, head_dim_k, dtype, head_dim_v):
-        super().__init__()
-        self.shape = (max_batch_size, max_seqlen, num_heads, head_dim_k)
-        self.rows = {}
-
-    def allocate_memory(self, layer_number):
-        self.cache[layer_number] = tuple(self.frame.make(np.zeros(self.shape)) for _ in range(2))
-
-    def pre_step(self, step_dict):
-        for sequence in step_dict:
-            self.rows.setdefault(sequence, len(self.rows))
-        self.sequences = OrderedDict(
-            (s, self.sequences.get(s, 0) + n) for s, n in step_dict.items()
-        )
-        self.step_lens = step_dict
-        self.batch_indices_post_step = self.frame.ints([self.rows[s] for s in step_dict])
-        return self.sequences
-
-    def step(self, layer_number, new_k, new_v, cu_new_seqlens, cu_cached_seqlens, qkv_format):
-        assert qkv_format == "bshd"
-        for cache, new in zip(self.cache[layer_number], (new_k, new_v), strict=True):
-            for b, (sequence, n) in enumerate(self.step_lens.items()):
-                end = self.sequences[sequence]
-                cache[self.rows[sequence], end - n : end] = new[b, :n]
-        return self.cache[layer_number]
-
-
-def test_a_manager_of_ones_own(frame):
-    OwnManager.frame = frame
-    params, stream = make_params(frame, custom_cache_manager=OwnManager), Stream(frame, "f32", 6)
-    params.allocate_memory(1)
-    module = make_module()
-    for step in ({5: 3, 2: 4}, {2: 1, 5: 2}):
-        params.pre_step(step)
-        stream.check(module(*stream.arrays(step, "bshd"), inference_params=params), step, "bshd")

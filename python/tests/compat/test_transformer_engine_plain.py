@@ -8,7 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-from definition import attention, check_close
+from definition import attention, check_close, weighed
+from gpu_frames import everywhere
 
 from octavo.compat import transformer_engine as engine
 
@@ -35,6 +36,7 @@ def row_of(x, fmt, b, n, start):
     return x[b, :n] if fmt == "bshd" else x[:n, b]
 
 
+@everywhere
 @pytest.mark.parametrize("fmt", ["bshd", "sbhd", "thd"])
 @pytest.mark.parametrize(
     ("mask", "window", "q_lens", "kv_lens"),
@@ -69,10 +71,9 @@ def test_equals_the_definition(frame, fmt, mask, window, q_lens, kv_lens):
     ).eval()
     lengths = {}
     if "padding" in mask or fmt == "thd":
-        lengths = {
-            "cu_seqlens_q": frame.ints(ends(q_lens)),
-            "cu_seqlens_kv": frame.ints(ends(kv_lens)),
-        }
+        lengths["cu_seqlens_q"] = lengths["cu_seqlens_kv"] = frame.ints(ends(q_lens))
+        if q_lens != kv_lens:
+            lengths["cu_seqlens_kv"] = frame.ints(ends(kv_lens))
     out = module(*arrays, window_size=window, **lengths)
     got = frame.read(out)
     assert got.shape == (*frame.read(arrays[0]).shape[:-2], HEADS * DIM)
@@ -89,9 +90,16 @@ def test_equals_the_definition(frame, fmt, mask, window, q_lens, kv_lens):
             causal and "bottom_right" not in mask
         ):  # the top left: keys beyond the queries are never seen
             mine[1:] = [x[:n] for x in mine[1:]]
-        want, _ = attention(*mine, causal=causal, window=window or (-1, -1))
+        maths = {"causal": causal, "window": window or (-1, -1)}
+        want, _ = attention(*mine, **maths)
         check_close(
-            row_of(got, fmt, b, n, starts[0]), want.reshape(n, -1), dtype, 4.0, f"sequence {b}"
+            row_of(got, fmt, b, n, starts[0]),
+            want.reshape(n, -1),
+            dtype,
+            4.0,
+            f"sequence {b}",
+            frame.products(dtype),
+            weighed(*mine, **maths).reshape(n, -1),
         )
 
 

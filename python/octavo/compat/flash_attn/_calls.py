@@ -11,96 +11,49 @@ from .. import _gpu as gpu
 from .._arrays import framework, int_table, ints, native, not_covered, sliding_rows
 from . import _core as core
 from . import _gpu
+from ._given import Arithmetic, CacheCall, RaggedCall
 
 
-def with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    k,
-    v,
-    *,
-    rotary_cos,
-    rotary_sin,
-    rotary_interleaved,
-    rotary_seqlens,
-    cache_seqlens,
-    cache_batch_idx,
-    cache_leftpad,
-    page_table,
-    cu_seqlens_q,
-    cu_seqlens_k_new,
-    max_seqlen_q,
-    softmax_scale,
-    causal,
-    window_size,
-    softcap,
-    alibi_slopes,
-    sinks,
-    descales,
-    return_softmax_lse,
-):
-    _check_pairs(k, v, rotary_cos, rotary_sin, cu_seqlens_k_new)
-    if gpu.on_gpu(q):
-        return _gpu.with_kvcache(
-            q,
-            k_cache,
-            v_cache,
-            k,
-            v,
-            rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin,
-            rotary_interleaved=rotary_interleaved,
-            rotary_seqlens=rotary_seqlens,
-            cache_seqlens=cache_seqlens,
-            cache_batch_idx=cache_batch_idx,
-            cache_leftpad=cache_leftpad,
-            page_table=page_table,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k_new=cu_seqlens_k_new,
-            max_seqlen_q=max_seqlen_q,
-            softmax_scale=softmax_scale,
-            causal=causal,
-            window_size=window_size,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            descales=descales,
-            return_softmax_lse=return_softmax_lse,
-        )
+def with_kvcache(call: CacheCall):
+    if gpu.on_gpu(call.q):
+        return _gpu.with_kvcache(call)
+    core.check_pairs(call)
+    q, maths = call.q, call.arithmetic
     frame = framework(q)
     host = frame.host(q, "q")
     queries = (
         core.padded_queries(host)
-        if cu_seqlens_q is None
-        else core.ragged_queries(host, cu_seqlens_q)
+        if call.cu_seqlens_q is None
+        else core.ragged_queries(host, call.cu_seqlens_q)
     )
     b = queries.num_seqs
-    kc, vc = frame.host(k_cache, "k_cache"), frame.host(v_cache, "v_cache")
-    table = None if page_table is None else int_table(page_table, "page_table")
-    rows = None if cache_batch_idx is None else ints(cache_batch_idx, "cache_batch_idx", b)
-    if cache_seqlens is None:
-        if k is not None:
+    kc, vc = frame.host(call.k_cache, "k_cache"), frame.host(call.v_cache, "v_cache")
+    table = None if call.page_table is None else int_table(call.page_table, "page_table")
+    rows = (
+        None if call.cache_batch_idx is None else ints(call.cache_batch_idx, "cache_batch_idx", b)
+    )
+    if call.cache_seqlens is None:
+        if call.k is not None:
             raise ValueError("cache_seqlens: wanted the lengths before the new k and v, got None")
         past = core._full(b, kc.shape[1] if table is None else table.shape[1] * kc.shape[1])
-    elif isinstance(cache_seqlens, (int, np.integer)):
-        past = core._full(b, int(cache_seqlens))
+    elif isinstance(call.cache_seqlens, (int, np.integer)):
+        past = core._full(b, int(call.cache_seqlens))
     else:
-        past = ints(cache_seqlens, "cache_seqlens", b)
+        past = ints(call.cache_seqlens, "cache_seqlens", b)
     keys = core.Keys(kc, vc, past, table, rows)
     rotary = None
-    if rotary_cos is not None:
-        style = "interleaved" if rotary_interleaved else "half"
-        rotary = core.Rotary(frame, rotary_cos, rotary_sin, style)
-    starts = past if rotary_seqlens is None else ints(rotary_seqlens, "rotary_seqlens", b)
+    if call.rotary_cos is not None:
+        style = "interleaved" if call.rotary_interleaved else "half"
+        rotary = core.Rotary(frame, call.rotary_cos, call.rotary_sin, style)
+    starts = past if call.rotary_seqlens is None else ints(call.rotary_seqlens, "rotary_seqlens", b)
     write = None
-    if k is not None:
-        keys, write = _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts)
+    if call.k is not None:
+        keys, write = _append(frame, call, keys, rotary, starts)
     core.check_heads(host, kc)
-    opts = core.options(softmax_scale, causal, window_size, softcap, sinks, host.shape[-2])
+    opts = core.options(maths, host.shape[-2])
     if rotary is not None:
         # As in FlashAttention: without causal mask and window all queries stand at the first place.
-        local = causal or opts.window != (-1, -1)
+        local = maths.causal or opts.window != (-1, -1)
         counts = (
             core.lengths(queries.offsets)
             if queries.offsets is not None
@@ -109,40 +62,29 @@ def with_kvcache(
         places = core.positions_from(starts, counts) if local else np.repeat(starts, counts)
         rope, places = rotary.at(places)
         queries = queries._replace(rope=rope, positions=places)
-    if cache_leftpad is not None:
-        keys = core.skip_left(keys, cache_leftpad, b)
+    if call.cache_leftpad is not None:
+        keys = core.skip_left(keys, call.cache_leftpad, b)
     if kc.shape[0] == 0 or kc.shape[1] == 0:
         keys = keys._replace(**dict(zip("kv", core.some_slots(kc, vc), strict=True)))
-    queries, v_descale = core.descaled(queries, descales, kc.shape[-2])
-    slopes = core.slopes_of(alibi_slopes, b, host.shape[-2])
+    queries, v_descale = core.descaled(queries, maths.descales, kc.shape[-2])
+    slopes = core.slopes_of(maths.alibi_slopes, b, host.shape[-2])
     if write is not None:  # last, when nothing that was asked for is wrong
         write()
-    out, lse = core.attend(frame, q, queries, keys, opts, slopes, return_softmax_lse, v_descale)
-    return (out, lse) if return_softmax_lse else out
+    out, lse = core.attend(frame, q, queries, keys, opts, slopes, maths.want_lse, v_descale)
+    return (out, lse) if maths.want_lse else out
 
 
-def _check_pairs(k, v, rotary_cos, rotary_sin, cu_seqlens_k_new):
-    if (k is None) != (v is None):
-        raise ValueError(f"k and v: wanted both or neither, got {'v' if k is None else 'k'} alone")
-    if (rotary_cos is None) != (rotary_sin is None):
-        raise ValueError("rotary_cos and rotary_sin: wanted both or neither, got one")
-    if k is None and rotary_cos is not None:
-        raise ValueError("rotary_cos: wanted new k and v with it, got None")
-    if k is None and cu_seqlens_k_new is not None:
-        raise ValueError("cu_seqlens_k_new: wanted k and v with it, got None")
-
-
-def _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts):
+def _append(frame, call, keys, rotary, starts):
     """(the keys with their new lengths, what writes the new ones into the caller's cache)."""
     if not frame.writable:
         raise not_covered("k and v to append to a JAX array", "JAX arrays can't be written")
-    hk, hv = frame.host(k, "k"), frame.host(v, "v")
+    hk, hv = frame.host(call.k, "k"), frame.host(call.v, "v")
     b = keys.kv_lens.shape[0]
-    if cu_seqlens_k_new is None:
+    if call.cu_seqlens_k_new is None:
         offsets = None
         counts = core._full(b, hk.shape[1])
     else:
-        offsets = ints(cu_seqlens_k_new, "cu_seqlens_k_new", b + 1)
+        offsets = ints(call.cu_seqlens_k_new, "cu_seqlens_k_new", b + 1)
         counts = core.lengths(offsets)
     lens = keys.kv_lens + counts
     if not hk.size:
@@ -169,60 +111,22 @@ def _append(frame, k, v, keys, cu_seqlens_k_new, rotary, starts):
     return keys._replace(kv_lens=lens), write
 
 
-def varlen(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    *,
-    max_seqlen_q,
-    max_seqlen_k,
-    seqused_q,
-    seqused_k,
-    page_table,
-    softmax_scale,
-    causal,
-    window_size,
-    softcap,
-    alibi_slopes,
-    sinks,
-    descales,
-    want_lse,
-):
+def varlen(call: RaggedCall):
+    q, k, v, maths = call.q, call.k, call.v, call.arithmetic
     frame = framework(q)
     core.check_forward_only(frame, q, k, v)
     if gpu.on_gpu(q):
-        return _gpu.varlen(
-            q,
-            k,
-            v,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k,
-            seqused_q=seqused_q,
-            seqused_k=seqused_k,
-            page_table=page_table,
-            softmax_scale=softmax_scale,
-            causal=causal,
-            window_size=window_size,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            descales=descales,
-            want_lse=want_lse,
-        )
-    queries = core.ragged_queries(frame.host(q, "q"), cu_seqlens_q)
+        return _gpu.varlen(call)
+    queries = core.ragged_queries(frame.host(q, "q"), call.cu_seqlens_q)
     b = queries.num_seqs
     hk, hv = frame.host(k, "k"), frame.host(v, "v")
-    used = None if seqused_k is None else ints(seqused_k, "seqused_k", b)
-    ends = None if cu_seqlens_k is None else ints(cu_seqlens_k, "cu_seqlens_k", b + 1)
+    used = None if call.seqused_k is None else ints(call.seqused_k, "seqused_k", b)
+    ends = None if call.cu_seqlens_k is None else ints(call.cu_seqlens_k, "cu_seqlens_k", b + 1)
     if used is None and ends is None:
         raise ValueError("cu_seqlens_k: wanted it or seqused_k, got neither")
     lens = used if used is not None else core.lengths(ends)
-    if page_table is not None:
-        keys = core.Keys(hk, hv, lens, int_table(page_table, "block_table"), None)
+    if call.page_table is not None:
+        keys = core.Keys(hk, hv, lens, int_table(call.page_table, "block_table"), None)
     else:
         if ends is None:
             raise ValueError("cu_seqlens_k: wanted where each sequence starts, got None")
@@ -235,12 +139,14 @@ def varlen(
         longest = max(int(lens.max()) if b else 0, 1)
         rows = [sliding_rows(x, x.shape[0], longest) for x in (hk, hv)]
         keys = core.Keys(*core.some_slots(*rows), lens, None, ends[:-1])
-    opts = core.options(softmax_scale, causal, window_size, softcap, sinks, queries.host.shape[-2])
-    queries, v_descale = core.descaled(queries, descales, hk.shape[-2])
-    slopes = core.slopes_of(alibi_slopes, b, queries.host.shape[-2])
-    if seqused_q is not None:
-        return _partly_used(frame, q, queries, keys, opts, slopes, want_lse, v_descale, seqused_q)
-    return core.attend(frame, q, queries, keys, opts, slopes, want_lse, v_descale)
+    opts = core.options(maths, queries.host.shape[-2])
+    queries, v_descale = core.descaled(queries, maths.descales, hk.shape[-2])
+    slopes = core.slopes_of(maths.alibi_slopes, b, queries.host.shape[-2])
+    if call.seqused_q is not None:
+        return _partly_used(
+            frame, q, queries, keys, opts, slopes, maths.want_lse, v_descale, call.seqused_q
+        )
+    return core.attend(frame, q, queries, keys, opts, slopes, maths.want_lse, v_descale)
 
 
 def _partly_used(frame, q, queries, keys, opts, slopes, want_lse, v_descale, seqused_q):
@@ -265,35 +171,21 @@ def _partly_used(frame, q, queries, keys, opts, slopes, want_lse, v_descale, seq
     return frame.finish(made), frame.finish(made_lse)
 
 
-def dense(
-    q, k, v, *, softmax_scale, causal, window_size, softcap, alibi_slopes, sinks, descales, want_lse
-):
+def dense(q, k, v, maths: Arithmetic):
     frame = framework(q)
     core.check_forward_only(frame, q, k, v)
     if gpu.on_gpu(q):
-        return _gpu.dense(
-            q,
-            k,
-            v,
-            softmax_scale=softmax_scale,
-            causal=causal,
-            window_size=window_size,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            descales=descales,
-            want_lse=want_lse,
-        )
+        return _gpu.dense(q, k, v, maths)
     queries = core.padded_queries(frame.host(q, "q"))
     hk, hv = frame.host(k, "k"), frame.host(v, "v")
     if hk.shape[0] != queries.num_seqs:
         raise ValueError(f"k: wanted a batch of {queries.num_seqs}, as q, got {hk.shape[0]}")
     lens = core._full(queries.num_seqs, hk.shape[1])
     keys = core.Keys(*core.some_slots(hk, hv), lens, None, None)
-    opts = core.options(softmax_scale, causal, window_size, softcap, sinks, queries.host.shape[-2])
-    queries, v_descale = core.descaled(queries, descales, hk.shape[-2])
-    slopes = core.slopes_of(alibi_slopes, queries.num_seqs, queries.host.shape[-2])
-    return core.attend(frame, q, queries, keys, opts, slopes, want_lse, v_descale)
+    opts = core.options(maths, queries.host.shape[-2])
+    queries, v_descale = core.descaled(queries, maths.descales, hk.shape[-2])
+    slopes = core.slopes_of(maths.alibi_slopes, queries.num_seqs, queries.host.shape[-2])
+    return core.attend(frame, q, queries, keys, opts, slopes, maths.want_lse, v_descale)
 
 
 def no_probs(q):
@@ -305,6 +197,8 @@ def no_probs(q):
 
 
 def combine(out_partial, lse_partial, out, out_dtype):
+    if gpu.on_gpu(out_partial):
+        return _gpu.combine(out_partial, lse_partial, out, out_dtype)
     frame = framework(out_partial, "out_partial")
     parts, lses = frame.host(out_partial, "out_partial"), frame.host(lse_partial, "lse_partial")
     if parts.ndim < 3 or lses.shape != parts.shape[:-1]:

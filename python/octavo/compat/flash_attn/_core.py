@@ -21,6 +21,7 @@ from .._arrays import (
     scale_by,
     sliding_rows,
 )
+from ._given import Arithmetic
 
 _INT32 = np.int32
 
@@ -35,17 +36,35 @@ class Options(NamedTuple):
     sinks: np.ndarray | None
 
 
-def options(softmax_scale, causal, window_size, softcap, sinks, num_heads) -> Options:
-    left, right = window_size
-    left = -1 if left is None or left < 0 else int(left)
-    right = -1 if right is None or right < 0 else int(right)
-    return Options(
+_SIMPLE = frozenset((int, float, bool, type(None)))
+
+
+def plain_options(given: Arithmetic):
+    """(softmax_scale, mask, window, softcap), as the library names them."""
+    plain = (given.softmax_scale, given.softcap, *given.window_size)
+    if _SIMPLE.issuperset(map(type, plain)):
+        return _known_options(*plain, bool(given.causal))
+    return _plain_options(*plain, given.causal)
+
+
+def _plain_options(softmax_scale, softcap, left, right, causal):
+    return (
         checked_scale(softmax_scale, "softmax_scale"),
         "causal" if causal else "full",
-        (left, right),
+        (
+            -1 if left is None or left < 0 else int(left),
+            -1 if right is None or right < 0 else int(right),
+        ),
         checked_softcap(softcap, "softcap"),
-        None if sinks is None else floats(sinks, "sinks", (num_heads,)),
     )
+
+
+_known_options = functools.lru_cache(maxsize=64)(_plain_options)
+
+
+def options(given: Arithmetic, num_heads) -> Options:
+    sinks = None if given.sinks is None else floats(given.sinks, "sinks", (num_heads,))
+    return Options(*plain_options(given), sinks)
 
 
 def one_of(**named):
@@ -92,6 +111,18 @@ def _full(n: int, value: int) -> np.ndarray:
 def lengths(ends):
     """The differences of prefix sums."""
     return ends[1:] - ends[:-1]
+
+
+def check_pairs(call):
+    k, v = call.k, call.v
+    if (k is None) != (v is None):
+        raise ValueError(f"k and v: wanted both or neither, got {'v' if k is None else 'k'} alone")
+    if (call.rotary_cos is None) != (call.rotary_sin is None):
+        raise ValueError("rotary_cos and rotary_sin: wanted both or neither, got one")
+    if k is None and call.rotary_cos is not None:
+        raise ValueError("rotary_cos: wanted new k and v with it, got None")
+    if k is None and call.cu_seqlens_k_new is not None:
+        raise ValueError("cu_seqlens_k_new: wanted k and v with it, got None")
 
 
 def check_heads(q, k_cache):

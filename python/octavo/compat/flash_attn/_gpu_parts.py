@@ -31,6 +31,8 @@ class Queries:
         """values [B, ...] for each token, with the token axes of q."""
         if self.format == "bshd":
             return values[:, None].expand(-1, self.most, *values.shape[1:])
+        if not self.num_seqs:  # tokens of nobody
+            return values.new_zeros((self.tensor.shape[0], *values.shape[1:]))
         return values[gpu.owners(self.offsets, self.tensor.shape[0])]
 
     def places(self, starts):
@@ -71,6 +73,20 @@ def rope_of(cos, sin, interleaved):
     return octavo.Rope("interleaved" if interleaved else "half", cos=tables[0], sin=tables[1])
 
 
+def within_tables(keys, num_positions):
+    """The same keys, at most as many as rotary tables have rows. A row of pages may hold more, so
+    that this bound is what the tables have to serve; longer sequences are wrong lengths.
+    """
+    if keys.max_kv_len > num_positions:
+        raise ValueError(
+            f"rotary_cos: wanted rows for positions up to {keys.max_kv_len - 1}, "
+            f"got {num_positions}"
+        )
+    if keys.max_kv_len or num_positions >= keys.capacity:
+        return keys
+    return keys._replace(max_kv_len=num_positions)
+
+
 def skip_left(keys, leftpad, b):
     """The same keys without the first leftpad[b] slots of each sequence, as pages of one token."""
     t = gpu.torch()
@@ -85,6 +101,8 @@ def skip_left(keys, leftpad, b):
         pages, within = rows[:, None].expand_as(slots), slots
     else:
         num_rows, width = keys.page_table.shape
+        if b and not num_rows:
+            raise ValueError(f"block_table: wanted a row for each of {b} sequences, got none")
         there &= ((rows >= 0) & (rows < num_rows))[:, None]
         table = keys.page_table[rows.clamp(0, num_rows - 1).long()]
         pages = t.take_along_dim(table, (slots // page_size).clamp_(0, width - 1).long(), 1)

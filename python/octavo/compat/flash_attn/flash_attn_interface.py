@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+from .._blame import array, names_arguments
 from . import _calls
 from ._core import check_tuning, one_of, refuse
+from ._given import Arithmetic, CacheCall, RaggedCall
+from ._wanted import DENSE, KVCACHE, VARLEN
 
 _NO_WINDOW = (-1, -1)
 
 
-def _given(*descales):
-    return None if all(d is None for d in descales) else descales
+def _given(q_descale, k_descale, v_descale):
+    if q_descale is None and k_descale is None and v_descale is None:
+        return None
+    return q_descale, k_descale, v_descale
 
 
+@names_arguments(**KVCACHE)
 def flash_attn_with_kvcache(
     q,
     k_cache,
@@ -72,38 +78,41 @@ def flash_attn_with_kvcache(
     )
     if num_splits or pack_gqa is not None:
         check_tuning(num_splits, pack_gqa)
-    return _calls.with_kvcache(
+    arithmetic = Arithmetic(
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
+        _given(q_descale, k_descale, v_descale),
+        return_softmax_lse,
+    )
+    if page_table is not None:
+        block_table = one_of(block_table=block_table, page_table=page_table)
+    call = CacheCall(
         q,
         k_cache,
         v_cache,
         k,
         v,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        rotary_interleaved=rotary_interleaved,
-        rotary_seqlens=rotary_seqlens,
-        cache_seqlens=cache_seqlens,
-        cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad,
-        page_table=block_table
-        if page_table is None
-        else one_of(block_table=block_table, page_table=page_table),
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k_new=cu_seqlens_k_new,
-        max_seqlen_q=max_seqlen_q,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks
-        if learnable_sink is None
-        else one_of(sinks=sinks, learnable_sink=learnable_sink),
-        descales=_given(q_descale, k_descale, v_descale),
-        return_softmax_lse=return_softmax_lse,
+        rotary_cos,
+        rotary_sin,
+        rotary_interleaved,
+        rotary_seqlens,
+        cache_seqlens,
+        cache_batch_idx,
+        cache_leftpad,
+        block_table,
+        cu_seqlens_q,
+        cu_seqlens_k_new,
+        max_seqlen_q,
+        arithmetic,
     )
+    return _calls.with_kvcache(call)
 
 
+@names_arguments(**VARLEN)
 def flash_attn_varlen_func(
     q,
     k,
@@ -146,7 +155,7 @@ def flash_attn_varlen_func(
     """
     refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
     check_tuning(num_splits, pack_gqa)
-    out, lse = _calls.varlen(
+    call = RaggedCall(
         q,
         k,
         v,
@@ -156,19 +165,25 @@ def flash_attn_varlen_func(
         max_seqlen_k=max_seqlen_k,
         seqused_q=seqused_q,
         seqused_k=seqused_k,
-        page_table=one_of(block_table=block_table, page_table=page_table),
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=one_of(sinks=sinks, learnable_sink=learnable_sink),
-        descales=_given(q_descale, k_descale, v_descale),
-        want_lse=return_attn_probs,
+        page_table=block_table
+        if page_table is None
+        else one_of(block_table=block_table, page_table=page_table),
+        arithmetic=Arithmetic(
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
+            _given(q_descale, k_descale, v_descale),
+            return_attn_probs,
+        ),
     )
+    out, lse = _calls.varlen(call)
     return (out, lse, _calls.no_probs(q)) if return_attn_probs else out
 
 
+@names_arguments(**DENSE)
 def flash_attn_func(
     q,
     k,
@@ -204,28 +219,33 @@ def flash_attn_func(
         q,
         k,
         v,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=one_of(sinks=sinks, learnable_sink=learnable_sink),
-        descales=_given(q_descale, k_descale, v_descale),
-        want_lse=return_attn_probs,
+        Arithmetic(
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
+            _given(q_descale, k_descale, v_descale),
+            return_attn_probs,
+        ),
     )
     return (out, lse, _calls.no_probs(q)) if return_attn_probs else out
 
 
+@names_arguments(qkv=array(5))
 def flash_attn_qkvpacked_func(qkv, *args, **kwargs):
     """flash_attn_func for qkv [B, L, 3, H, D]; the further arguments are the same."""
     return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *args, **kwargs)
 
 
+@names_arguments(kv=array(5))
 def flash_attn_kvpacked_func(q, kv, *args, **kwargs):
     """flash_attn_func for kv [B, Lk, 2, Hk, D]; the further arguments are the same."""
     return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *args, **kwargs)
 
 
+@names_arguments(qkv=array(4))
 def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *args, **kwargs):
     """flash_attn_varlen_func for qkv [T, 3, H, D]; the further arguments are the same."""
     q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
@@ -234,6 +254,7 @@ def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *args, **kwarg
     )
 
 
+@names_arguments(kv=array(4))
 def flash_attn_varlen_kvpacked_func(q, kv, *args, **kwargs):
     """flash_attn_varlen_func for kv [Tk, 2, Hk, D]; the further arguments are the same."""
     return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *args, **kwargs)

@@ -81,10 +81,8 @@ class Batch:
         if not self._on_gpu:
             return
         if self._device_plan is None:
-            width = None
-            if self._use_cuda_graph:
-                width = self._fixed_width(block_tables)
-            self._device_plan = _gpu.DevicePlan(self._float_workspace_buffer.device, width)
+            fixed = self._fixed_pages(block_tables) if self._use_cuda_graph else None
+            self._device_plan = _gpu.DevicePlan(self._float_workspace_buffer.device, fixed)
         offsets = self._offsets
         if offsets is None:
             offsets = np.arange(self._keys.kv_lens.shape[0] + 1, dtype=np.int32) * most
@@ -94,10 +92,13 @@ class Batch:
             self._maths = None  # half a plan is none
             raise
 
-    def _fixed_width(self, block_tables):
-        """Pages of one sequence at most, for as long as the wrapper lives."""
-        (pages,) = (x.shape[0] for n, x in self._buffers.items() if "indices" in n)
-        return max(pages if block_tables is None else min(pages, block_tables.shape[1]), 1)
+    def _fixed_pages(self, block_tables):
+        """Pages at most, in all and of one sequence, for as long as the wrapper lives."""
+        (pages,) = (max(x.shape[0], 1) for n, x in self._buffers.items() if "indices" in n)
+        if block_tables is None:
+            return pages, pages
+        width = max(min(pages, block_tables.shape[1]), 1)
+        return width * self._fixed_batch_size, width
 
     def _keep_plan(self, keys, offsets, page_size, sizes, dtypes, maths):
         """sizes: query heads, KV heads, head dim and that of V. dtypes: of q, keys and output."""
@@ -202,13 +203,18 @@ class PagedBatch(Batch):
     """A batch over pages."""
 
     def _attend(self, q, paged_kv_cache, out, lse, return_lse, scales, sinks):
-        frame = framework(q)
         array = paged_kv_cache[0] if isinstance(paged_kv_cache, (tuple, list)) else paged_kv_cache
         if self._on_gpu or gpu.on_gpu(q):
             self._check_place(q)
             k, v = _gpu.pages_of(paged_kv_cache, self._kv_layout)
+            result = self._device_plan.attend_again(
+                q, k, v, self._maths, out, lse, return_lse, scales, sinks
+            )
+            if result is not None:
+                return answer(result, return_lse)
             self._check_arrays(q, array, q, k, v)
             return self._attend_on_gpu(q, k, v, out, lse, return_lse, scales, sinks)
+        frame = framework(q)
         host = frame.host(q, "q")
         k, v = unpack(frame, paged_kv_cache, self._kv_layout)
         self._check_arrays(q, array, host, k, v)

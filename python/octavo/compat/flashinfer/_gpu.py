@@ -8,10 +8,16 @@ run() waits for nothing.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
+
+import octavo
+from octavo._native import _kind_of_call as kind_of_call
 
 from .. import _gpu as gpu
 from .._arrays import checked_scale, not_covered
+from .._gpu_call import Call, Options
 from ._common import LOG2E
 
 
@@ -33,7 +39,7 @@ def options(maths, device, heads, scales, sinks):
         scale *= float(factor)
     if sinks is not None:
         sinks = gpu.floats(sinks, "sinks", device, (heads,))
-    return gpu.Options(
+    return Options(
         checked_scale(scale, "sm_scale with q_scale and k_scale"),
         maths.mask,
         maths.window,
@@ -79,63 +85,106 @@ def empty(out, lse):
     return out, None if lse is None else lse.fill_(-np.inf)
 
 
+def _pages(keys, page_size):
+    """(where each sequence's pages begin, the pages of all, the most that one has)."""
+    lens = keys.kv_lens
+    if keys.page_table is None:  # ragged keys, in pages of one
+        total = int((keys.rows + lens).max(initial=0))
+        return keys.rows, np.arange(total, dtype=np.int32), max(keys.longest, 1)
+    counts = -(-lens // page_size)
+    entries = keys.page_table[np.arange(keys.page_table.shape[1]) < counts[:, None]]
+    return np.cumsum(counts) - counts, entries, max(int(counts.max(initial=0)), 1)
+
+
+class Again(NamedTuple):
+    """How a run goes whose like there was: same shapes, strides, dtypes, places and words."""
+
+    maths: Any
+    words: dict
+    slopes: Any
+    shapes: tuple  # of out and lse
+    dtypes: tuple
+    space: Any
+    plan: tuple  # of Space.plan
+    plan_key: Any  # None in graph mode, where plan() plans
+
+
 class DevicePlan:
     """A plan's integers on the GPU, and the workspace that has planned them.
 
-    In graph mode the integers lie at fixed places, as wide as the buffers allow, and each kind of
-    call has a workspace of its own, which plan() plans anew: a captured graph holds layers only.
+    The pages of all sequences lie in one list, of which each row of the page table begins one entry
+    further on. In graph mode the integers lie at fixed places, with room for fixed[0] pages in all
+    and fixed[1] of a sequence, and each kind of call has a workspace of its own, which plan() plans
+    anew: a captured graph holds layers only.
     """
 
-    def __init__(self, device, fixed_width=None):
-        self._device, self._fixed_width = device, fixed_width
-        self._space = gpu.Space(device) if fixed_width is None else None
+    def __init__(self, device, fixed=None):
+        self._device, self._fixed = device, fixed
+        self._space = gpu.Space(device) if fixed is None else None
         self._spaces = {}  # graph mode: kind -> (space, call's plan)
         self._sized, self._planned = set(), None
-        self._lens = self._offsets = self._table = None
+        self._packed = self._lens = self._offsets = self._rows = self._table = None
+        self._again = {}
 
     def set(self, keys, offsets, most, page_size):
         """keys and offsets of the host; most: new tokens of one sequence, 0 for all of them."""
         t = gpu.torch()
-        b = keys.kv_lens.shape[0]
-        packed = np.concatenate([keys.kv_lens, offsets]).astype(np.int32)
-        self._most = most
-        if self._fixed_width is None:
-            table = keys.page_table if keys.page_table is not None else keys.rows[:, None]
-            ints = np.concatenate([packed, table.reshape(-1)]).astype(np.int32)
-            ints = t.from_numpy(ints).to(self._device, non_blocking=True)
-            self._lens, self._offsets = ints[:b], ints[b : 2 * b + 1]
-            self._table = ints[2 * b + 1 :].view(b, -1) if b else None
-            if keys.page_table is None and b:
-                self._table = self._table + gpu.steps(0, 1, max(keys.longest, 1), self._device)
-            self._max_kv_len = max(keys.longest, 1)
+        self._most, self._page_size, self._longest = most, page_size, max(keys.longest, 1)
+        rows, entries, width = _pages(keys, page_size)
+        if self._fixed is None:
+            self._place(len(rows), len(entries), width)
             self._sized.clear()
         else:
-            self._fill(packed, keys.page_table, b)
-            self._max_kv_len = self._fixed_width * page_size
+            for n, most_pages, what in (
+                (len(entries), self._fixed[0], "in all"),
+                (width, self._fixed[1], "of a sequence"),
+            ):
+                if n > most_pages:
+                    raise ValueError(
+                        f"indices: wanted at most {most_pages} pages {what} (of the buffer, or of "
+                        f"the first plan's block_tables), got {n}"
+                    )
+            for _, plan in self._spaces.values():
+                if plan is not None:
+                    self._check_longest(plan[0].max_kv_len)
+            if self._packed is None:
+                self._place(len(rows), *self._fixed)
+        packed = np.concatenate([keys.kv_lens, offsets, rows, entries]).astype(np.int32)
+        self._packed[: len(packed)].copy_(t.from_numpy(packed), non_blocking=True)
         self._planned = None
+        self._again.clear()
         for space, plan in self._spaces.values():
             if plan is not None:
                 space.plan(*plan)
 
-    def _fill(self, packed, table, b):
+    def _place(self, b, count, width):
+        """Memory for the integers of b sequences with `count` pages in all. Behind the last one's
+        there are `width` more, so that rows of the table end within.
+        """
         t = gpu.torch()
-        if self._lens is None:
-            fixed = t.zeros(2 * b + 1, dtype=t.int32, device=self._device)
-            self._lens, self._offsets = fixed[:b], fixed[b:]
-            self._packed = fixed
-            shape = (b, self._fixed_width)
-            self._table = t.zeros(shape, dtype=t.int32, device=self._device)
-        if table.shape[1] > self._fixed_width:
+        self._packed = t.zeros(3 * b + 1 + count + width, dtype=t.int32, device=self._device)
+        self._lens, self._offsets = self._packed[:b], self._packed[b : 2 * b + 1]
+        self._rows = self._packed[2 * b + 1 : 3 * b + 1]
+        self._table = gpu.one_list(self._packed[3 * b + 1 :], width)
+
+    def _check_longest(self, max_kv_len):
+        if self._longest > max_kv_len:
             raise ValueError(
-                f"indices: wanted at most {self._fixed_width} pages of a sequence (of the buffer, "
-                f"or of the first plan's block_tables), got {table.shape[1]}"
+                f"kv lengths: wanted at most {max_kv_len}, which the cache's pages hold, "
+                f"got {self._longest}"
             )
-        self._packed.copy_(t.from_numpy(packed), non_blocking=True)
-        self._table[:, : table.shape[1]].copy_(t.from_numpy(table), non_blocking=True)
+
+    def _max_kv_len(self, num_pages):
+        """Of one sequence: in graph mode what later plans may have, too."""
+        if self._fixed is None:
+            return self._longest
+        most = min(self._fixed[1], num_pages) * self._page_size
+        self._check_longest(most)
+        return most
 
     def get(self, device, kind, sizes, what):
         """As gpu.Spaces.get."""
-        if self._fixed_width is None:
+        if self._fixed is None:
             if gpu.capturing():
                 raise RuntimeError(f"{what}: wanted use_cuda_graph in a capture, got a plain one")
             if kind not in self._sized:
@@ -156,15 +205,17 @@ class DevicePlan:
 
     def attend(self, q, k, v, maths, out, lse, want_lse, scales, sinks, out_dtype):
         """(out, lse or None) of one layer: k, v [N, P, Hk, D] over the plan's pages."""
+        kind = _kind_of_run(q, k, v, out, lse, want_lse, scales, sinks)
         q, k, v = gpu.checked(q, q=q, k=k, v=v)
         check_lse(maths, want_lse)
         out, lse = results(q, v.shape[-1], out, lse, want_lse, out_dtype)
         arithmetic = options(maths, q.device, q.shape[1], scales, sinks)
-        if self._table is None or not q.shape[0] or k.numel() == 0:
+        if not self._lens.shape[0] or not q.shape[0] or k.numel() == 0:
             return empty(out, lse)
-        keys = gpu.Keys(k, v, self._lens, self._table, None, self._max_kv_len)
+        most_keys = self._max_kv_len(k.shape[0])
+        keys = gpu.Keys(k, v, self._lens, self._table, self._rows, most_keys)
         most = min(self._most, q.shape[0])
-        call = gpu.Call(
+        call = Call(
             "run",
             q,
             keys,
@@ -176,23 +227,75 @@ class DevicePlan:
             most=most,
             owner=self,
         )
-        self._plan(call, (keys, self._offsets, call.num_tokens, most))
+        plan = keys, self._offsets, call.num_tokens, most
+        plan_key = self._plan(call.space, plan)
+        if kind is not None and sinks is arithmetic.sinks:
+            self._again[kind] = Again(
+                maths,
+                {**call.words(), "workspace": call.space.workspace},
+                arithmetic.alibi_slopes,
+                (out.shape, None if lse is None else lse.shape),
+                (out.dtype, gpu.torch().float32),
+                call.space,
+                plan,
+                plan_key,
+            )
         call.attend()
         return finish(out, lse, scales[2])
 
-    def _plan(self, call, plan):
-        """The step's plan is the same for all layers whose pools are as large."""
-        if self._fixed_width is not None:
-            space, planned = self._spaces[self._kind]
+    def attend_again(self, q, k, v, maths, out, lse, want_lse, scales, sinks):
+        """As attend, if there was a call like it since the plan, else None."""
+        kind = _kind_of_run(q, k, v, out, lse, want_lse, scales, sinks)
+        again = None if kind is None else self._again.get(kind)
+        if again is None or again.maths is not maths:
+            return None
+        if self._fixed is None and gpu.capturing():
+            return None  # attend says why not
+        if out is None:
+            out = q.new_empty(again.shapes[0], dtype=again.dtypes[0])
+        if not want_lse:
+            lse = None
+        elif lse is None:
+            lse = q.new_empty(again.shapes[1], dtype=again.dtypes[1])
+        if again.plan_key != self._planned:
+            again.space.plan(*again.plan)
+            self._planned = again.plan_key
+        octavo.attend(
+            q,
+            k,
+            v,
+            self._lens,
+            token_offsets=self._offsets,
+            page_table=self._table,
+            row_indices=self._rows,
+            out=out,
+            lse=lse,
+            sinks=sinks,
+            alibi_slopes=again.slopes,
+            **again.words,
+        )
+        return finish(out, lse, scales[2])
+
+    def _plan(self, space, plan):
+        """The step's plan is the same for all layers whose pools are as large. Returns by what it
+        is known, None in graph mode.
+        """
+        if self._fixed is not None:
+            _, planned = self._spaces[self._kind]
             if planned is None:
                 space.plan(*plan)
                 self._spaces[self._kind] = (space, plan)
-            return
+            return None
         keys, _, num_tokens, most = plan
         key = (tuple(keys.k.shape[:2]), num_tokens, most)
         if self._planned != key:
-            call.plan()
+            space.plan(*plan)
             self._planned = key
+        return key
+
+
+def _kind_of_run(q, k, v, out, lse, want_lse, scales, sinks):
+    return kind_of_call((want_lse, *scales), q, k, v, out, lse, sinks)
 
 
 def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None):
@@ -205,7 +308,7 @@ def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None):
         return empty(out, lse)
     n, length = q.shape[0], k.shape[0]
     keys = gpu.Keys(k[None], v[None], gpu.full(1, length, q.device), None, None, length)
-    call = gpu.Call(
+    call = Call(
         what,
         q,
         keys,
@@ -233,58 +336,3 @@ def pages_of(paged_kv_cache, kv_layout):
             )
         k, v = paged_kv_cache[:, 0], paged_kv_cache[:, 1]
     return (k.transpose(1, 2), v.transpose(1, 2)) if kv_layout == "HND" else (k, v)
-
-
-def append(k, v, batch_indices, positions, paged_kv_cache, indices, indptr, kv_layout):
-    """append_paged_kv_cache. Each token is a sequence of its own, whose only page is the token's.
-
-    One beyond its sequence's pages is skipped, as those with negative numbers are: nobody reads
-    them on the host.
-    """
-    t = gpu.torch()
-    k_pages, v_pages = pages_of(paged_kv_cache, kv_layout)
-    k, v, k_pages, v_pages = gpu.checked(
-        k, append_key=k, append_value=v, k_pages=k_pages, v_pages=v_pages
-    )
-    device, n = k.device, k.shape[0]
-    batch = gpu.ints(batch_indices, "batch_indices", device, n)
-    places = gpu.ints(positions, "positions", device, n)
-    ends, pages = gpu.ints(indptr, "kv_indptr", device), gpu.ints(indices, "kv_indices", device)
-    if not n or not pages.shape[0] or ends.shape[0] < 2:
-        return
-    page_size = k_pages.shape[1]
-    mine = batch.clamp(0, ends.shape[0] - 2).long()
-    entries = ends[mine] + t.div(places, page_size, rounding_mode="floor")
-    kept = (batch >= 0) & (batch < ends.shape[0] - 1) & (places >= 0) & (entries < ends[mine + 1])
-    lens = t.where(kept, places % page_size + 1, 0).to(t.int32)
-    table = pages[entries.clamp(0, pages.shape[0] - 1).long()][:, None]
-    keys = gpu.Keys(k_pages, v_pages, lens, table, None, page_size)
-    offsets = gpu.steps(0, 1, n + 1, device)
-    out = k.new_empty((n, k.shape[1], v.shape[2]))
-    arithmetic = gpu.Options(None, "causal", (-1, -1), 0.0)
-    call = gpu.Call(
-        "append_paged_kv_cache",
-        k,
-        keys,
-        offsets,
-        arithmetic,
-        format="thd",
-        lse=None,
-        out=out,
-        most=1,
-    )
-    call.append(k, v, keys, offsets, "thd", 1, None, None)
-
-
-def batch_indices_positions(append_indptr, seq_lens, nnz):
-    t = gpu.torch()
-    device = append_indptr.device
-    ends = gpu.ints(append_indptr, "append_indptr", device)
-    lens = gpu.ints(seq_lens, "seq_lens", device, ends.shape[0] - 1)
-    if not nnz or ends.shape[0] < 2:
-        return tuple(t.full((nnz,), -1, dtype=t.int32, device=device) for _ in range(2))
-    batch = gpu.owners(ends, nnz)
-    tokens = gpu.steps(0, 1, nnz, device)
-    there = tokens < ends[-1]
-    positions = lens[batch] - (ends[batch + 1] - tokens)
-    return t.where(there, batch, -1).to(t.int32), t.where(there, positions, -1).to(t.int32)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import functools
 
+from .._blame import names_arguments
 from . import _gpu
 from ._batch import PagedBatch
 from ._common import check_backend, check_layout, paged_keys, refuse
 from ._prefill_checks import Prefill, longest, query_ends
+from ._wanted import PAGED_PLAN, PAGED_RUN
 
 
 class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
@@ -49,6 +51,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
             },
         )
 
+    @names_arguments(**PAGED_PLAN)
     def plan(
         self,
         qo_indptr,
@@ -151,6 +154,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
 
     begin_forward = plan
 
+    @names_arguments(**PAGED_RUN)
     def run(
         self,
         q,

@@ -9,10 +9,12 @@ import numpy as np
 
 from .. import _gpu as gpu
 from .._arrays import framework, ints, not_covered, sliding_rows
+from .._blame import names_arguments
 from . import _gpu
 from ._batch import Batch
 from ._common import Keys, check_backend, check_layout, refuse
 from ._prefill_checks import Prefill, longest, query_ends
+from ._wanted import RAGGED_PLAN, RAGGED_RUN
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
@@ -43,6 +45,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
             {"qo_indptr_buf": qo_indptr_buf, "kv_indptr_buf": kv_indptr_buf},
         )
 
+    @names_arguments(**RAGGED_PLAN)
     def plan(
         self,
         qo_indptr,
@@ -130,6 +133,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
 
     begin_forward = plan
 
+    @names_arguments(**RAGGED_RUN)
     def run(
         self,
         q,

@@ -10,9 +10,11 @@ import numpy as np
 
 from .. import _gpu as gpu
 from .._arrays import framework
+from .._blame import names_arguments
 from . import _gpu
 from ._batch import PagedBatch
 from ._common import Keys, Maths, attend, check_backend, check_layout, paged_keys, refuse
+from ._wanted import PAGED_PLAN, PAGED_RUN, SINGLE_DECODE
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
@@ -21,6 +23,7 @@ __all__ = [
 ]
 
 
+@names_arguments(**SINGLE_DECODE)
 def single_decode_with_kv_cache(
     q,
     k,
@@ -121,6 +124,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
     def use_tensor_cores(self):
         return self._use_tensor_cores
 
+    @names_arguments(**PAGED_PLAN)
     def plan(
         self,
         indptr,
@@ -198,6 +202,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
 
     begin_forward = plan
 
+    @names_arguments(**PAGED_RUN)
     def run(
         self,
         q,

@@ -9,8 +9,10 @@ import octavo
 
 from .. import _gpu as gpu
 from .._arrays import framework, ints, native, not_covered
-from . import _gpu
+from .._blame import names_arguments
+from . import _gpu_append
 from ._common import check_layout, unpack
+from ._wanted import APPEND, PLACES
 
 __all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
 
@@ -23,13 +25,14 @@ def get_seq_lens(kv_indptr, kv_last_page_len, page_size):
     return (pages - 1).clip(0) * page_size + kv_last_page_len
 
 
+@names_arguments(**PLACES)
 def get_batch_indices_positions(append_indptr, seq_lens, nnz):
     """(batch index, position) int32 [nnz] of each appended token; seq_lens count the new tokens.
 
     Entries past append_indptr[-1] are -1, which append_paged_kv_cache skips.
     """
     if gpu.on_gpu(append_indptr):
-        return _gpu.batch_indices_positions(append_indptr, seq_lens, nnz)
+        return _gpu_append.batch_indices_positions(append_indptr, seq_lens, nnz)
     frame = framework(append_indptr, "append_indptr")
     ends = ints(append_indptr, "append_indptr")
     lens = ints(seq_lens, "seq_lens", ends.shape[0] - 1)
@@ -47,6 +50,7 @@ def get_batch_indices_positions(append_indptr, seq_lens, nnz):
     return tuple(frame.finish(m) for m, _ in made)
 
 
+@names_arguments(**APPEND)
 def append_paged_kv_cache(
     append_key,
     append_value,
@@ -66,7 +70,7 @@ def append_paged_kv_cache(
     """
     check_layout(kv_layout)
     if gpu.on_gpu(append_key):
-        _gpu.append(
+        _gpu_append.append(
             append_key,
             append_value,
             batch_indices,

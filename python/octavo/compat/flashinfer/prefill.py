@@ -9,10 +9,12 @@ import numpy as np
 
 from .. import _gpu as gpu
 from .._arrays import dtype_name, framework
+from .._blame import names_arguments
 from . import _gpu
 from ._common import Keys, Maths, answer, attend, check_backend, check_layout, refuse
 from ._paged_prefill import BatchPrefillWithPagedKVCacheWrapper
 from ._ragged_prefill import BatchPrefillWithRaggedKVCacheWrapper
+from ._wanted import SINGLE
 
 __all__ = [
     "BatchPrefillWithPagedKVCacheWrapper",
@@ -22,6 +24,7 @@ __all__ = [
 ]
 
 
+@names_arguments(**SINGLE)
 def single_prefill_with_kv_cache(
     q,
     k,

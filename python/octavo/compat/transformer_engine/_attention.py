@@ -8,8 +8,10 @@ import numpy as np
 import octavo
 
 from .._arrays import checked_scale, floats, ints, join_heads, not_covered
+from .._blame import names_arguments
 from . import _backend, _plain
 from ._torch import Module, torch
+from ._wanted import FORWARD, MODULE
 
 _MASKS = {
     "no_mask": (False, None),
@@ -50,6 +52,7 @@ class DotProductAttention(Module):
     only. See forward.
     """
 
+    @names_arguments(**MODULE)
     def __init__(
         self,
         num_attention_heads,
@@ -124,6 +127,7 @@ class DotProductAttention(Module):
         else:
             self.register_buffer("softmax_offset", torch.zeros(self.num_heads), persistent=False)
 
+    @names_arguments(**FORWARD)
     def forward(
         self,
         query_layer,
@@ -191,6 +195,7 @@ class DotProductAttention(Module):
                 (query_layer, key_layer, value_layer),
                 qkv_format,
                 (cu_seqlens_q, cu_seqlens_kv),
+                (max_seqlen_q, max_seqlen_kv),
                 padding,
                 causal or ("bottom_right" if bottom_right_diagonal in (None, True) else "top_left"),
                 causal is not None,
@@ -270,6 +275,8 @@ class DotProductAttention(Module):
         if slopes is None:
             return self._default_slopes(q)
         if len(slopes.shape) == 2:
+            if not getattr(slopes, "is_cpu", True):
+                raise not_covered("alibi_slopes [batch, heads] on a GPU", "[heads] are")
             values = floats(slopes, "alibi_slopes")
             if (values != values[0]).any():
                 raise not_covered("alibi_slopes that differ between sequences")

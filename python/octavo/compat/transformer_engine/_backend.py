@@ -56,5 +56,6 @@ def choose(make, values, on_gpu):
     named = ", ".join(f"{n}={v}" for n, v in zip(_FLAGS, values, strict=True) if v is not None)
     raise ValueError(
         "No dot product attention backend is available for the provided inputs. "
-        f"Set: {named or 'nothing'}. Refused: {'; '.join(reasons) or 'none was left'}"
+        f"Set: {named or 'nothing'}. Wanted one that can run it, "
+        f"got {'; '.join(reasons) or 'none that is left'}"
     )

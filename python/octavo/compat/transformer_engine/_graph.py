@@ -85,6 +85,16 @@ def _shapes(tensors):
     return tuple((tuple(t.shape), t.dtype) for t in tensors)
 
 
+def _same(given, captured):
+    """Whether lengths are read from where the capture read them. With inference_params it reads
+    none of the caller's.
+    """
+    return given.keys() == captured.keys() and all(
+        x is captured[name] or (isinstance(x, int) and x == captured[name])
+        for name, x in given.items()
+    )
+
+
 def _lies_within(params, maxima):
     """Whether the step of params is one that a graph of such maxima serves."""
     after, before = params.sequences, params.sequences_pre_step
@@ -151,7 +161,7 @@ def _capture(module, args, kwargs, num_warmup_iters, pool):
             }
             and all(isinstance(x, torch.Tensor) for x in inputs)
             and _shapes(inputs) == shapes
-            and (params is None or _lies_within(params, maxima))
+            and (_same(given, kwargs) if params is None else _lies_within(params, maxima))
         )
         if not same:
             return eager(*inputs, **given)

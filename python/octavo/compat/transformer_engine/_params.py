@@ -9,8 +9,10 @@ from itertools import accumulate
 import octavo
 
 from .._arrays import framework
+from .._blame import names_arguments
 from ._managers import NonPagedKVCacheManager, PagedKVCacheManager, _Manager
 from ._torch import Counts, default_device
+from ._wanted import PARAMS, PRE_STEP
 
 _FORMATS = ("bshd", "sbhd", "thd")
 
@@ -27,6 +29,7 @@ class InferenceParams:
     out has finished. An id may bring any number of tokens.
     """
 
+    @names_arguments(**PARAMS)
     def __init__(
         self,
         max_batch_size,
@@ -161,6 +164,7 @@ class InferenceParams:
         """Makes room for a layer: for all before the first step, so that they share one pool."""
         self.cache_manager.allocate_memory(layer_number)
 
+    @names_arguments(**PRE_STEP)
     def pre_step(self, step_dict):
         """Plans a pass: {sequence id: new tokens} in batch order; ids left out have finished.
 

@@ -7,8 +7,9 @@ import numpy as np
 
 import octavo
 
+from .. import _gpu as gpu
 from .._arrays import framework, ints, join_heads, native, not_covered, sliding_rows
-from . import _backend
+from . import _backend, _gpu
 
 _BATCH_AXIS = {"bshd": 0, "sbhd": 1}
 
@@ -47,13 +48,39 @@ def _aligned(q_lens, kv_lens, alignment, causal, window):
     return np.minimum(q_lens, kv_lens)
 
 
-def attend(module, qkv, qkv_format, cu_seqlens, padding, alignment, causal, window, slopes, sinks):
-    """Without a cache: every key of the call counts."""
+def attend(
+    module,
+    qkv,
+    qkv_format,
+    cu_seqlens,
+    longest,
+    padding,
+    alignment,
+    causal,
+    window,
+    slopes,
+    sinks,
+):
+    """Without a cache: every key of the call counts. longest: new tokens and keys of a sequence, as
+    far as the caller says it; for a GPU, whose lengths are not read.
+    """
     q, k, v = qkv
     if qkv_format not in ("bshd", "sbhd", "thd"):
         raise ValueError(f"qkv_format: wanted bshd, sbhd or thd, got {qkv_format!r}")
-    if not getattr(q, "is_cpu", True):
-        return _on_gpu(module, qkv, qkv_format, cu_seqlens, padding, causal, window, slopes, sinks)
+    if gpu.on_gpu(q):
+        return _gpu.attend(
+            module,
+            qkv,
+            qkv_format,
+            cu_seqlens,
+            longest,
+            padding,
+            alignment,
+            causal,
+            window,
+            slopes,
+            sinks,
+        )
     frame = framework(q)
     hosts = [
         frame.host(x, n)
@@ -123,6 +150,9 @@ def over_custom_cache(module, step, params, config, slopes, sinks):
     """Over the cache of a manager of the caller's, by its page_table or batch_indices_post_step."""
     q, k, v, qkv_format = step
     k_cache, v_cache, cu_q, cu_kv, _, _ = params.step(module.layer_number, k, v, qkv_format)
+    if gpu.on_gpu(q):
+        call = (q, qkv_format, k_cache, v_cache, cu_q, cu_kv)
+        return _gpu.over_custom_cache(module, call, params, config, slopes, sinks)
     frame = framework(q)
     b = params.batch_size
     where = {}
@@ -147,42 +177,3 @@ def over_custom_cache(module, step, params, config, slopes, sinks):
         sinks,
         **where,
     )
-
-
-def _on_gpu(module, qkv, qkv_format, cu_seqlens, padding, causal, window, slopes, sinks):
-    """By a cache for the one call, since a GPU's keys are read from caches only. Self-attention
-    alone.
-    """
-    from ._managers import NonPagedKVCacheManager
-
-    q, k, v = qkv
-    if qkv_format == "thd" or padding:
-        raise not_covered("ragged sequences on a GPU without inference_params")
-    batch = _BATCH_AXIS[qkv_format]
-    b, s = q.shape[batch], q.shape[1 - batch]
-    if tuple(k.shape[:2]) != tuple(q.shape[:2]):
-        raise not_covered("cross-attention on a GPU without inference_params")
-    key = (b, s, k.dtype, str(q.device))
-    if getattr(module, "_one_call", (None, None))[0] != key:
-        manager = NonPagedKVCacheManager(
-            b,
-            s,
-            module.num_kv_heads,
-            module.head_dim,
-            k.dtype,
-            module.head_dim_v,
-            device=str(q.device),
-        )
-        manager.allocate_memory(1)
-        object.__setattr__(module, "_one_call", (key, manager))
-    manager = module._one_call[1]
-    manager.reset()
-    manager.pre_step(dict.fromkeys(range(b), s))
-    group, layer = manager.group_of(1)
-    attention = module._choose(
-        group, (module.softmax_scale, "causal" if causal else "full", window), _backend.flags()
-    )
-    out = attention.forward(
-        group.plan, group.cache, layer, q, k, v, format=qkv_format, sinks=sinks, alibi_slopes=slopes
-    )
-    return join_heads(out)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls on a GPU that are like an earlier one: what that one checked and worked out is kept.
+
+What a call's course follows from is its kind: shapes, strides, dtypes and places of its tensors,
+and its plain words. Nobody looks at what is in the tensors, so a call of a known kind needs its
+tensors handed on and nothing else.
+"""
+
+from __future__ import annotations
+
+import octavo
+from octavo._native import _kind_of_call as kind_of_call
+
+from .. import _gpu as gpu
+
+
+def kind_of_cache_call(call):
+    maths, lens = call.arithmetic, call.cache_seqlens
+    given = (call.rotary_seqlens, call.cache_leftpad, call.cu_seqlens_k_new, maths.descales)
+    if given != (None, None, None, None):
+        return None
+    known = lens if type(lens) is int else None
+    words = (known, call.rotary_interleaved, call.max_seqlen_q)
+    return _kind(
+        "flash_attn_with_kvcache",
+        maths,
+        words,
+        call.q,
+        call.k_cache,
+        call.v_cache,
+        call.k,
+        call.v,
+        call.rotary_cos,
+        call.rotary_sin,
+        lens if known is None else None,
+        call.cache_batch_idx,
+        call.page_table,
+        call.cu_seqlens_q,
+    )
+
+
+def kind_of_ragged_call(call):
+    maths = call.arithmetic
+    if call.seqused_q is not None or maths.descales is not None:
+        return None
+    return _kind(
+        "flash_attn_varlen_func",
+        maths,
+        (call.max_seqlen_q, call.max_seqlen_k),
+        call.q,
+        call.k,
+        call.v,
+        call.cu_seqlens_q,
+        call.cu_seqlens_k,
+        call.seqused_k,
+        call.page_table,
+    )
+
+
+def kind_of_dense_call(q, k, v, maths):
+    return None if maths.descales is not None else _kind("flash_attn_func", maths, (), q, k, v)
+
+
+def _kind(what, maths, words, *tensors):
+    window = maths.window_size
+    if type(window) is not tuple:
+        return None
+    plain = (what, *maths[:2], *window, maths.softcap, maths.want_lse, *words)
+    return kind_of_call(plain, *tensors, maths.sinks, maths.alibi_slopes)
+
+
+class Again:
+    """How a call of its kind goes. offsets, lens, table: kept if they are not the call's own."""
+
+    def __init__(self, call, queries, out, lse, *, offsets=None, lens=None, table=None):
+        self._workspace = call.space.workspace
+        self._words = {**call.words(), "workspace": self._workspace}
+        self._plan_words = _plan_words(self._words, call.num_tokens)
+        self._out, self._lse = out.shape, None if lse is None else lse.shape
+        self._queries = (queries.format, queries.num_seqs, queries.most)
+        self.offsets, self.lens, self.table = offsets, lens, table
+        self.new_counts = None
+        self._same_step = False
+
+    def append_too(self, new, most, same_step):
+        """The calls bring new keys; most: keys of one sequence with them."""
+        # A tensor: PyTorch adds a number at more than twice the cost.
+        self.new_counts = gpu.full(new.k.shape[0], new.most, new.k.device)
+        self._same_step = same_step
+        self._new_offsets = new.offsets
+        self._new_words = {
+            "format": new.format,
+            "max_new_tokens": new.most,
+            "max_kv_len": most,
+            "workspace": self._workspace,
+        }
+        self._new_plan_words = _plan_words(self._new_words, new.k.shape[0] * new.k.shape[1])
+
+    def run(self, q, k, v, lens, offsets, table, rows, maths, new=None, rope=None):
+        """(out, LSE or None), as FlashAttention gives them."""
+        out = q.new_empty(self._out)
+        lse = None if self._lse is None else q.new_empty(self._lse, dtype=gpu.torch().float32)
+        plan = self._workspace.plan
+        if new is not None:
+            plan(
+                k,
+                v,
+                lens,
+                token_offsets=self._new_offsets,
+                page_table=table,
+                row_indices=rows,
+                **self._new_plan_words,
+            )
+            octavo.append_tokens(
+                *new,
+                k,
+                v,
+                lens,
+                token_offsets=self._new_offsets,
+                page_table=table,
+                row_indices=rows,
+                rope=rope,
+                **self._new_words,
+            )
+        if not self._same_step:
+            plan(
+                k,
+                v,
+                lens,
+                token_offsets=offsets,
+                page_table=table,
+                row_indices=rows,
+                **self._plan_words,
+            )
+        octavo.attend(
+            q,
+            k,
+            v,
+            lens,
+            token_offsets=offsets,
+            page_table=table,
+            row_indices=rows,
+            out=out,
+            lse=lse,
+            sinks=maths.sinks,
+            alibi_slopes=maths.alibi_slopes,
+            rope=rope,
+            **self._words,
+        )
+        return out, their_lse(lse, *self._queries)
+
+
+def with_kvcache_again(again, call):
+    lens, new, rope = again.lens, None, None
+    if again.new_counts is not None:
+        new = call.k, call.v
+    if lens is None:
+        lens = call.cache_seqlens
+        if new is not None:
+            lens = lens + again.new_counts
+    if call.rotary_cos is not None:
+        style = "interleaved" if call.rotary_interleaved else "half"
+        rope = octavo.Rope(style, cos=call.rotary_cos, sin=call.rotary_sin)
+    out, lse = again.run(
+        call.q,
+        call.k_cache,
+        call.v_cache,
+        lens,
+        call.cu_seqlens_q if again.offsets is None else again.offsets,
+        call.page_table,
+        call.cache_batch_idx,
+        call.arithmetic,
+        new,
+        rope,
+    )
+    return (out, lse) if call.arithmetic.want_lse else out
+
+
+def varlen_again(again, call):
+    k, v, ends, lens = call.k, call.v, call.cu_seqlens_k, call.seqused_k
+    table, rows = call.page_table, None
+    if lens is None:
+        starts = ends[:-1]
+        lens = ends[1:] - starts
+    if table is None:
+        table, rows = again.table, starts
+        k, v = k.unsqueeze(1), v.unsqueeze(1)
+    return again.run(call.q, k, v, lens, call.cu_seqlens_q, table, rows, call.arithmetic)
+
+
+def _plan_words(words, num_tokens):
+    most = {n: words[n] for n in ("max_new_tokens", "max_kv_len")}
+    return {**most, "num_tokens": num_tokens}
+
+
+def their_lse(lse, format, num_seqs, most):
+    """The library's LSE as [Hq, T], or [B, Hq, Lq], dense."""
+    if lse is None:
+        return None
+    if format == "thd":
+        return lse.t().contiguous()
+    if most == 1:
+        return lse.unsqueeze(-1)
+    return lse.view(num_seqs, most, -1).transpose(1, 2).contiguous()
