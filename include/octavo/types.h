@@ -76,7 +76,7 @@ struct Window {
 };
 
 enum class Backend : std::uint8_t {
-  Auto,     ///< The fastest that can run the step.
+  Auto,     ///< The first, in a fixed order of preference, that can run the step.
   Unfused,  ///< Matrix product, softmax, matrix product: the definition, and the widest coverage.
   Cpu,      ///< Tiled online softmax with SIMD and threads, on the host.
   Fused,    ///< cuDNN's attention.

@@ -48,9 +48,8 @@ struct Bytes {
   std::size_t num_axes = 0;
 };
 
-bool apart(const Bytes& a, const Bytes& b) {
-  if (a.empty || b.empty) return true;
-  if (a.first + a.span(0) <= b.first || b.first + b.span(0) <= a.first) return true;
+/// Whether b lies in the gaps that some axis of a leaves.
+bool lies_between(const Bytes& a, const Bytes& b) {
   return std::any_of(a.axes.begin(), a.axes.begin() + static_cast<std::ptrdiff_t>(a.num_axes),
                      [&](const Axis& axis) {
                        const std::int64_t pitch = axis.stride;
@@ -58,6 +57,12 @@ bool apart(const Bytes& a, const Bytes& b) {
                        const std::int64_t from = ((b.first - a.first) % pitch + pitch) % pitch;
                        return a.span(pitch) <= from && from + b.span(pitch) <= pitch;
                      });
+}
+
+bool apart(const Bytes& a, const Bytes& b) {
+  if (a.empty || b.empty) return true;
+  if (a.first + a.span(0) <= b.first || b.first + b.span(0) <= a.first) return true;
+  return lies_between(a, b) || lies_between(b, a);
 }
 
 }  // namespace

@@ -26,6 +26,18 @@ TEST(Tensors, OutputsMustNotOverlapThemselves) {
   EXPECT_THROW(api::check_writable("out", out), Error);
 }
 
+TEST(Tensors, MayLieInTheGapsOfOneAnother) {
+  std::vector<float> data(800);
+  TensorView wide{data.data(), DType::F32, {8, 2, 4}};
+  wide.strides[0] = 100;
+  TensorView row{data.data() + 50, DType::F32, {1, 2, 4}};
+  EXPECT_NO_THROW(api::check_apart("out", wide, "q", row));
+  EXPECT_NO_THROW(api::check_apart("out", row, "q", wide));
+  row.data = data.data() + 104;
+  EXPECT_THROW(api::check_apart("out", wide, "q", row), Error);
+  EXPECT_THROW(api::check_apart("out", row, "q", wide), Error);
+}
+
 TEST(Tensors, OutputsMayRunBackwards) {
   std::vector<float> data(64);
   TensorView out{data.data() + 48, DType::F32, {4, 2, 8}};

@@ -73,8 +73,7 @@ TEST(FeatureTable, TakesFusedWhenItIsNamedAndCudnnCan) {
   EXPECT_EQ(explain_all(Backend::Fused, Backend::Fused, on_h200(DType::BF16)).chosen,
             Backend::Fused);
   EXPECT_EQ(explain_all(Backend::Fused, Backend::Fused, on_h200(DType::F32)).chosen, Backend::Auto);
-  EXPECT_NE(explain_all(Backend::Auto, Backend::Auto, on_h200(DType::BF16)).chosen,
-            Backend::Fused);
+  EXPECT_NE(explain_all(Backend::Auto, Backend::Auto, on_h200(DType::BF16)).chosen, Backend::Fused);
 }
 
 TEST(FeatureTable, TakesFusedByItselfWhereItRepeatsAndIsFast) {

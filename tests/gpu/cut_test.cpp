@@ -32,6 +32,7 @@ using kernels::flash2::partial_of;
 using kernels::flash2::run_length;
 using kernels::flash2::Sharing;
 using kernels::flash2::sharing_of;
+using kernels::flash2::slot_partial_rows;
 using kernels::flash2::Slots;
 using kernels::flash2::slots_of;
 using kernels::flash2::Tiling;
@@ -212,6 +213,27 @@ TEST(Flash2Cut, TakesLittleWorkspaceForLongPrompts) {
       cut_bounds(cut_shape(params, instance, maxima), maxima, 132 * instance.blocks, 4);
   EXPECT_LE(bounds.num_partial_rows * params.num_q_heads, 2 * instance.rows * 256);
   EXPECT_LE(bounds.slot_rows * bounds.num_slots, instance.rows * 132 * instance.blocks);
+}
+
+TEST(Flash2Cut, RoomForMoreTokensIsRoomForFewer) {
+  AttendParams params;
+  params.num_kv_heads = 2;
+  for (const std::int32_t widest : {64, 128, 256}) {
+    for (const std::int32_t group : {1, 3, 8, 40}) {
+      params.num_q_heads = 2 * group;
+      std::int64_t before = 0;
+      for (std::int32_t tokens = 1; tokens <= 200; ++tokens) {
+        const Instance instance = instance_of(widest, std::int64_t{tokens} * group, kH200Smem);
+        const StepMaxima maxima{64, 64 * tokens, tokens, 8192};
+        const CutBounds bounds =
+            cut_bounds(cut_shape(params, instance, maxima), maxima, 132 * instance.blocks,
+                       tiling_of(params.num_q_heads, 2, instance.rows).heads);
+        const std::int64_t rows = slot_partial_rows(bounds, widest, 132, kH200Smem);
+        ASSERT_GE(rows, before) << widest << " dims, " << tokens << " tokens of " << group;
+        before = rows;
+      }
+    }
+  }
 }
 
 TEST(Flash2Cut, PureDecodeHasNoItems) {

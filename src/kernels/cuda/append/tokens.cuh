@@ -48,7 +48,10 @@ struct VectorRope {
 __device__ inline const std::byte* rows_from(const VectorAppend& p, const AppendSide& side,
                                              std::int64_t token) {
   if (p.indices == nullptr) return side.from + token * side.from_token_stride;
-  const TokenIndex at = p.indices[token];
+  // What lies behind the step's tokens is of another step, or of nobody: token 0 of row 0 is always
+  // there to be read.
+  const TokenIndex stored = p.indices[token];
+  const TokenIndex at = token < *p.num_tokens ? stored : TokenIndex{};
   return side.from + at.b * side.from_batch_stride + at.i * side.from_token_stride;
 }
 

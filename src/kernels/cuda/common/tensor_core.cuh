@@ -19,7 +19,7 @@ __device__ inline SmemAddress smem_address(const void* pointer) {
 }
 
 /// Copies 16 bytes; where `valid` is false reads nothing and writes zeros (`from` is then any
-/// aligned address, of memory or not). Part of the thread's open group.
+/// aligned address). Part of the thread's open group.
 __device__ inline void copy_async(SmemAddress to, const void* from, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)

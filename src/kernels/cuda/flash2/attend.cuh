@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // One item by one block: online softmax over key tiles that come through a ring of buffers.
 //
-// An item of more than 16 rows has them dealt to the warps, and every warp looks at all keys. With
-// up to 16 rows (decode) the keys are dealt instead: of each tile a group of warps looks at the
-// sixteen that it brought itself, so that groups need not wait for each other before the end, when
-// their sums are added in order.
+// Instances for few rows (up to 32), and items of up to 16 rows in the others, deal the keys: of
+// each tile a group of warps looks at the sixteen that it brought itself, so that groups need not
+// wait for each other before the end, when their sums are added in order. With more rows these are
+// dealt to the warps, and every warp looks at all keys.
 #pragma once
 
 #include <cmath>

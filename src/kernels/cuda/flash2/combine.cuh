@@ -33,7 +33,7 @@ __device__ inline void combine_token(const Work& w, std::int64_t token) {
     for (std::int32_t j = 0; j < splits; ++j) {
       const std::int64_t at = first + std::int64_t{j} * a.num_q_heads;
       const RowStats part = w.stats[at];
-      if (part.sum == 0.0F) continue;  // saw no key: its row was not written
+      if (part.sum == 0.0F) continue;  // saw no key
       const float share = exp2f(part.max - max);
       stats.sum += part.sum * share;
 #pragma unroll

@@ -50,8 +50,11 @@ struct Call {
         shape(cut_shape(params, instance, maxima)),
         bounds(cut_bounds(shape, maxima, std::min(num_multiprocessors * instance.blocks, kMaxSlots),
                           tiling.heads)) {
+    if (!lengths.bounded && bounds.num_items > 0) count_items(lengths.batch);
     const std::int64_t item_rows = bounds.num_partial_rows * params.num_q_heads;
-    const std::int64_t rows = item_rows + 2 * bounds.num_slots * bounds.slot_rows;
+    const std::int64_t rows =
+        item_rows + slot_partial_rows(bounds, std::max(params.head_dim, params.head_dim_v),
+                                      num_multiprocessors, block_smem_bytes);
     if (bounds.num_items > 0) {
       const std::int64_t num_seqs = maxima.num_seqs;
       item_offsets = take(num_seqs + 1, sizeof(std::int64_t));
@@ -76,6 +79,23 @@ struct Call {
   std::int64_t slot_partials = 0;
 
  private:
+  /// What the lengths make, in place of what maxima might.
+  void count_items(const StepBatch& batch) {
+    const auto new_tokens = [&](std::int32_t b) {
+      return batch.token_offsets[b + 1] - batch.token_offsets[b];
+    };
+    std::int64_t work = 0;
+    for (std::int32_t b = 0; b < batch.num_seqs; ++b)
+      work += flash2::work_of(shape, new_tokens(b), batch.kv_lens[b]);
+    const std::int64_t run = run_length(shape, work);
+    bounds.num_items = bounds.num_partial_rows = 0;
+    for (std::int32_t b = 0; b < batch.num_seqs; ++b) {
+      const Cut cut = cut_of(shape, new_tokens(b), batch.kv_lens[b], run);
+      bounds.num_items += cut.num_items;
+      bounds.num_partial_rows += cut.num_partial_rows;
+    }
+  }
+
   std::size_t take(std::int64_t count, std::size_t size) {
     const std::size_t at = end;
     end += (static_cast<std::size_t>(count) * size + kAlignment - 1) / kAlignment * kAlignment;

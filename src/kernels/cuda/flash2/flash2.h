@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backend `flash2`: attention over the cache as it lies, by mma.sync. Compiles without CUDA.
 //
-// A call enqueues one kernel where every sequence's new tokens fit a tile (decode, drafts), up to
-// four otherwise: the padding, the cut into items, the attention, and the combination where an item
-// may be split. None allocates or waits; lengths are read on the device alone, so that a call and a
-// captured graph's replay give the same bits.
+// A call enqueues the attention, and where they may be needed the padding, the cut into items, and
+// the combination of split ones. None allocates or waits; lengths are read on the device alone, so
+// that a call and a captured graph's replay under the same maxima give the same bits.
 #pragma once
 
 #include <octavo/types.h>

@@ -197,21 +197,21 @@ class SlotWalk {
   __device__ bool find(const Work& w, std::int32_t first, std::int32_t& before) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     const std::int32_t own = units_of_row(w, first + lane);
-    std::int32_t upto = own;
+    std::int32_t sum_so_far = own;
 #pragma unroll
     for (int apart = 1; apart < kLanes; apart *= 2) {
-      const std::int32_t other = __shfl_up_sync(kAllLanes, upto, apart);
-      if (lane >= apart) upto += other;
+      const std::int32_t other = __shfl_up_sync(kAllLanes, sum_so_far, apart);
+      if (lane >= apart) sum_so_far += other;
     }
     const std::uint32_t beyond =
-        __ballot_sync(kAllLanes, (before + upto) * w.shape.head_tiles > at_);
+        __ballot_sync(kAllLanes, (before + sum_so_far) * w.shape.head_tiles > at_);
     if (beyond == 0) {
-      before += __shfl_sync(kAllLanes, upto, kLanes - 1);
+      before += __shfl_sync(kAllLanes, sum_so_far, kLanes - 1);
       return false;
     }
     const int found = __ffs(static_cast<int>(beyond)) - 1;
     units_ = __shfl_sync(kAllLanes, own, found);
-    row_begin_ = (before + __shfl_sync(kAllLanes, upto, found) - units_) * w.shape.head_tiles;
+    row_begin_ = (before + __shfl_sync(kAllLanes, sum_so_far, found) - units_) * w.shape.head_tiles;
     b_ = first + found;
     return true;
   }

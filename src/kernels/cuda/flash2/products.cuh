@@ -43,9 +43,9 @@ using Scores = float[kTiles][4];
 
 /// scores = q kᵀ of 16 kRowTiles rows from first_row on, and the keys from first_key on. Fragments
 /// are read a product ahead. `between` is called with the number of each step over dims.
-template <typename T, typename ConfigT, int kRowTiles, int kTiles, typename BetweenT>
+template <typename T, typename ConfigT, int kRowTiles, int kTiles, typename CallT>
 __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], SmemAddress q, int first_row,
-                              SmemAddress k, int first_key, int lane, const BetweenT& between) {
+                              SmemAddress k, int first_key, int lane, const CallT& between) {
   constexpr int kSteps = ConfigT::kDim / 16;
   constexpr int kPairs = kTiles / 2;
 #pragma unroll

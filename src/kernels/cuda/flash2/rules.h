@@ -81,8 +81,8 @@ struct Reach {
   }
   [[nodiscard]] constexpr std::int32_t end(std::int32_t position, std::int32_t kv_len) const {
     if (kv_len - position <= right) return kv_len;
-    const std::int32_t upto = position + right + 1;
-    return upto > 0 ? upto : 0;
+    const std::int32_t behind = position + right + 1;
+    return behind > 0 ? behind : 0;
   }
 };
 constexpr Reach reach_of(bool causal, std::int64_t window_left, std::int64_t window_right) {
@@ -268,6 +268,20 @@ constexpr CutBounds cut_bounds(const CutShape& shape, const StepMaxima& maxima,
   bounds.num_items = least(q_tiles + extra, q_tiles * splits);
   bounds.num_partial_rows = least(2 * shape.q_tile * extra, maxima.num_tokens * splits);
   return bounds;
+}
+
+/// Rows of the partial results of slots. Never fewer than an instance for few rows would take, so
+/// that what suffices for a step suffices for one of fewer tokens.
+constexpr std::int64_t slot_partial_rows(const CutBounds& bounds, std::int32_t widest,
+                                         std::int32_t num_multiprocessors, std::size_t smem_bytes) {
+  std::int64_t rows = std::int64_t{2} * bounds.num_slots * bounds.slot_rows;
+  if (rows == 0) return 0;
+  for (const std::int32_t few : {kProductRows, kMostFewRows}) {
+    if (bounds.slot_rows <= few) break;
+    const Instance instance = instance_of(widest, few, smem_bytes);
+    rows = most(rows, 2 * least(num_multiprocessors * instance.blocks, kMaxSlots) * few);
+  }
+  return rows;
 }
 
 }  // namespace octavo::kernels::flash2

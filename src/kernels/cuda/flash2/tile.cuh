@@ -17,6 +17,9 @@ namespace octavo::kernels::flash2 {
 
 using cuda::SmemAddress;
 
+/// Of what is not there; strides may be negative, so that no offset near 0 will do.
+inline constexpr std::int64_t kNoOffset = -0x7FFFFFFFFFFFFFFF - 1;
+
 /// Byte of chunk `chunk` of row `row`.
 template <typename ConfigT>
 __device__ constexpr SmemAddress place_of(int row, int chunk) {
@@ -78,7 +81,6 @@ template <typename T, typename ConfigT>
 __device__ __noinline__ void load_queries(const Work& w, const Frequencies& frequencies,
                                           BlockState<ConfigT>& state, int rows, unsigned char* to) {
   constexpr int kChunks = ConfigT::kDim / kChunk;
-  constexpr std::int64_t kNone = -0x7FFFFFFFFFFFFFFF - 1;
   const AttendParams& a = w.attend;
   const Item& item = state.item;
   const bool copies = w.q_in_vectors && a.rope.rotary_dim == 0;
@@ -88,7 +90,7 @@ __device__ __noinline__ void load_queries(const Work& w, const Frequencies& freq
       state.row_offsets[row] = place.exists
                                    ? cuda::token_offset(a.q_layout, a.batch, item.b, place.token) +
                                          place.head * a.q_layout.head_stride
-                                   : kNone;
+                                   : kNoOffset;
     }
     __syncthreads();
     const SmemAddress tile = cuda::smem_address(to);
@@ -97,9 +99,10 @@ __device__ __noinline__ void load_queries(const Work& w, const Frequencies& freq
       const int row = c / kChunks;
       const int chunk = c % kChunks;
       const std::int64_t offset = state.row_offsets[row];
+      const bool valid = offset != kNoOffset && chunk * kChunk < a.head_dim;
+      const auto* q = static_cast<const T*>(a.q);
       cuda::copy_async(tile + place_of<ConfigT>(row, chunk),
-                       static_cast<const T*>(a.q) + offset + chunk * kChunk,
-                       offset != kNone && chunk * kChunk < a.head_dim);
+                       valid ? q + offset + chunk * kChunk : q, valid);
     }
     return;
   }
@@ -249,13 +252,11 @@ class KeyLoader {
 #pragma unroll
     for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) {
       const std::int64_t offset = __shfl_sync(kAllLanes, own_offset, at + row);
-      cuda::copy_async(rows_on<ConfigT>(first, at), head + offset + chunk * (kChunk * 2),
-                       offset != kNoOffset && has_chunk);
+      const bool valid = offset != kNoOffset && has_chunk;
+      cuda::copy_async(rows_on<ConfigT>(first, at),
+                       valid ? head + offset + chunk * (kChunk * 2) : head, valid);
     }
   }
-
-  /// Odd, where offsets are even.
-  static constexpr std::int64_t kNoOffset = -1;
 
   const Work& w_;
   const Item& item_;
