@@ -4,8 +4,11 @@
 // sequence lie scattered over the pool; layers are rotated, so that nothing is found in the L2.
 #include "bench/gpu/harness.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace octavo::bench {
@@ -84,6 +86,13 @@ void bench_host(GpuClock& clock, const Report& report) {
 /// `part`: append, prefill, decode, mixed, host, steps, or empty for all; `backend` and
 /// `only`, a part of a case's name, are for the attention of prefill, decode and mixed.
 int run(const std::string& part, Backend backend, const std::string& only) {
+  constexpr std::string_view kParts[] = {"",      "append", "prefill", "decode",
+                                         "mixed", "host",   "steps"};
+  if (std::find(std::begin(kParts), std::end(kParts), part) == std::end(kParts)) {
+    fmt::print(stderr,
+               "gpu_bench: wanted append, prefill, decode, mixed, host or steps, got '{}'\n", part);
+    return 2;
+  }
   const std::string trouble = testkit::device_trouble(kGpu);
   if (!trouble.empty()) {
     fmt::print(stderr, "gpu_bench: {}\n", trouble);

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cuda/common/elements.cuh"
+#include "kernels/cuda/common/step.cuh"
 #include "kernels/cuda/flash2/finish.cuh"
 
 namespace octavo::kernels::flash2 {

@@ -68,10 +68,11 @@ struct Instance {
 };
 
 /// The instance for heads of `widest` dims and tiles of up to `rows` rows, on a device whose blocks
-/// may have smem_bytes of shared memory, and whose multiprocessors have as much and 1 KB a block.
+/// may have smem_bytes of shared memory, and whose multiprocessors have as much and 1 KB a block;
+/// what a block knows of its item takes up to 2 KB more.
 constexpr Instance instance_of(std::int32_t widest, std::int64_t rows, std::size_t smem_bytes) {
   const auto make = [&]<typename ConfigT>(ConfigT, bool small = false) {
-    const std::size_t fits = (smem_bytes + 1024) / (ConfigT::kSmemBytes + 2048);
+    const std::size_t fits = (smem_bytes + 1024) / (ConfigT::kSmemBytes + 3 * 1024);
     const std::int32_t blocks = fits < 1                  ? 1
                                 : fits < ConfigT::kBlocks ? static_cast<std::int32_t>(fits)
                                                           : ConfigT::kBlocks;

@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "kernels/cuda/common/elements.cuh"
-#include "kernels/cuda/common/step.cuh"
 #include "kernels/cuda/flash2/work.h"
 
 namespace octavo::kernels::flash2 {

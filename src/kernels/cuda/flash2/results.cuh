@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/common/elements.cuh"
+#include "kernels/cuda/common/step.cuh"
 #include "kernels/cuda/common/tensor_core.cuh"
 #include "kernels/cuda/flash2/pieces.cuh"
 
