@@ -158,5 +158,40 @@ TEST_F(GpuTest, PaddingOfAGraphForMoreTokensThanTheCacheHoldsWritesNothing) {
   expect_padding_to_write_nothing(TensorFormat::Bshd);
 }
 
+/// An eager prompt leaves places of tokens far behind what the graph's sbhd tensors hold. A load
+/// from there shows under compute-sanitizer (tools/gpu_pack_run.sh).
+TEST_F(GpuTest, AReplayGoesByNoPlaceThatAnEarlierStepLeft) {
+  Twins twins(config_of({.max_seq_len = 4'000}));
+  twins.poison();
+  AttentionConfig a;
+  a.num_q_heads = a.num_kv_heads = kHeads;
+  a.head_dim = kDim;
+  a.backend = Backend::Unfused;
+  const TwinTensor prompt(DType::F16, {3'000, kHeads, kDim}, 4);
+  const auto [host_prompt, gpu_prompt] = twins.step({{0, 3'000}});
+  LayerInputs inputs;
+  inputs.k = inputs.v = prompt.on_host();
+  Attention(a, twins.host.config()).append(host_prompt, twins.host, 0, inputs);
+  inputs.k = inputs.v = prompt.on_gpu();
+  Attention(a, twins.gpu.config()).append(gpu_prompt, twins.gpu, 0, inputs);
+
+  const StepMaxima maxima{
+      .num_seqs = 40, .num_tokens = 160, .max_new_tokens = 4, .max_kv_len = 4'000};
+  const TwinTensor k(DType::F16, {4, 40, kHeads, kDim}, 5);
+  const TwinTensor out(DType::F16, {4, 40, kHeads, kDim}, 6);
+  LayerTensors layer;
+  layer.inputs.format = TensorFormat::Sbhd;
+  layer.inputs.q = layer.inputs.k = layer.inputs.v = k.on_gpu();
+  layer.out = out.gpu->view();
+  GraphedStep graph(Attention(a, twins.gpu.config()), twins.gpu, maxima, {&layer, 1});
+  LayerInputs host_inputs = layer.inputs;
+  host_inputs.k = host_inputs.v = k.on_host();
+  const auto [host_plan, gpu_plan] = twins.step({{0, 1}, {1, 2}});
+  Attention(a, twins.host.config()).append(host_plan, twins.host, 0, host_inputs);
+  graph.replay(gpu_plan);
+  testkit::synchronize(kGpu);
+  EXPECT_TRUE(twins.same_storage());
+}
+
 }  // namespace
 }  // namespace octavo::gpu_tests
