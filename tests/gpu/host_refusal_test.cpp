@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A GPU's memory where the CPU's is due: what is said, before anything is read.
-#include "tests/gpu/gpu_test.h"
+#include "tests/gpu/refusal.h"
 #include "tests/gpu/twins.h"
 
 #include <octavo/error.h>
@@ -11,35 +11,6 @@
 
 namespace octavo::gpu_tests {
 namespace {
-
-template <typename CallT>
-std::string refused(CallT call, ErrorCode code = ErrorCode::InvalidArgument) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
-CacheConfig small() {
-  CacheConfig c;
-  c.num_kv_heads = 2;
-  c.head_dim = 16;
-  c.dtype = DType::BF16;
-  c.max_num_seqs = 4;
-  c.max_seq_len = 64;
-  c.device = kGpu;
-  return c;
-}
-
-AttentionConfig attention() {
-  AttentionConfig a;
-  a.num_q_heads = a.num_kv_heads = 2;
-  a.head_dim = 16;
-  return a;
-}
 
 /// A step of the CPU's, right but for pointers that a test takes from the GPU.
 class HostLayer : public GpuTest {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Wrong input on a GPU: what is said, and that nothing was changed.
+#include "tests/gpu/refusal.h"
 #include "tests/conformance/suite.h"
-#include "tests/gpu/gpu_test.h"
 #include "tests/gpu/twins.h"
 
 #include <octavo/error.h>
@@ -14,35 +14,6 @@ namespace octavo::gpu_tests {
 namespace {
 
 using ::testing::HasSubstr;
-
-template <typename CallT>
-std::string refused(CallT call, ErrorCode code = ErrorCode::InvalidArgument) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
-CacheConfig small() {
-  CacheConfig c;
-  c.num_kv_heads = 2;
-  c.head_dim = 16;
-  c.dtype = DType::BF16;
-  c.max_num_seqs = 4;
-  c.max_seq_len = 64;
-  c.device = kGpu;
-  return c;
-}
-
-AttentionConfig attention() {
-  AttentionConfig a;
-  a.num_q_heads = a.num_kv_heads = 2;
-  a.head_dim = 16;
-  return a;
-}
 
 class GpuLayer : public GpuTest {
  protected:

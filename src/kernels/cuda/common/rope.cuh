@@ -6,20 +6,12 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cuda/common/frequencies.h"
 #include "kernels/params.h"
 
 namespace octavo::kernels::cuda {
 
 inline constexpr int kMaxRotaryPairs = 288;  // half of the widest head, 576
-
-/// base^(-2i / rotary_dim) for each pair, computed on the host. Computed angles need them; tables
-/// and no RoPE don't.
-inline void fill_frequencies(const RopeParams& rope, double* frequencies) {
-  if (rope.cos != nullptr) return;
-  for (int i = 0; i < rope.rotary_dim / 2; ++i) {
-    frequencies[i] = std::pow(rope.base, -2.0 * i / static_cast<double>(rope.rotary_dim));
-  }
-}
 
 struct Turn {
   float cos;

@@ -2,11 +2,11 @@
 #include "kernels/cuda/flash2/flash2.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <type_traits>
 
 #include "device/gpu.h"
+#include "kernels/cuda/common/frequencies.h"
 #include "kernels/cuda/flash2/work.h"
 
 namespace octavo::kernels::flash2 {
@@ -157,9 +157,7 @@ Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
 
 Frequencies frequencies_of(const RopeParams& rope) {
   Frequencies frequencies{};
-  if (rope.cos != nullptr) return frequencies;
-  for (std::int32_t i = 0; i < rope.rotary_dim / 2; ++i)
-    frequencies.values[i] = std::pow(rope.base, -2.0 * i / static_cast<double>(rope.rotary_dim));
+  cuda::fill_frequencies(rope, frequencies.values);
   return frequencies;
 }
 
