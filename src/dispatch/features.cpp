@@ -55,9 +55,11 @@ bool has_dtype(Backend backend, DType dtype) {
 }
 
 bool has_dims(Backend backend, const Request& r) {
-  const std::int32_t widest = std::max(r.head_dim, r.head_dim_v);
-  if (backend != Backend::Flash2) return widest <= kernels::kMaxHeadDim;
-  return widest <= kernels::flash2::kWidestHead && r.head_dim % kernels::flash2::kDimStep == 0 &&
+  if (backend != Backend::Flash2)
+    return std::max(r.head_dim, r.head_dim_v) <= kernels::kMaxHeadDim;
+  return r.head_dim <= kernels::flash2::kWidestHead &&
+         r.head_dim_v <= kernels::flash2::kWidestHeadV &&
+         r.head_dim % kernels::flash2::kDimStep == 0 &&
          r.head_dim_v % kernels::flash2::kDimStep == 0;
 }
 

@@ -18,8 +18,9 @@ struct CUstream_st;
 
 namespace octavo::kernels::flash2 {
 
-/// The widest head, of K and of V; dims are multiples of kDimStep.
-inline constexpr std::int32_t kWidestHead = 256;
+/// The widest head of K, and of V; dims are multiples of kDimStep.
+inline constexpr std::int32_t kWidestHead = 576;
+inline constexpr std::int32_t kWidestHeadV = 512;
 inline constexpr std::int32_t kDimStep = 8;
 
 /// For one device; calls that may overlap need one each, as they do a workspace.
