@@ -59,8 +59,8 @@ template <int kRowTiles>
 using Few256 = TileConfig<256, 4, kRowTiles, 32, 2, 2, true>;
 inline constexpr std::int32_t kMostFewRows = 32;
 
-/// Heads too wide for the sums of a row to lie in one warp: warps share the dims of V, and tell each
-/// other the weights (wide.cuh).
+/// Heads too wide for the sums of a row to lie in one warp: warps share the dims of V, and tell
+/// each other the weights (wide.cuh).
 template <int kRowTilesT, int kWarpsT, int kKeysT, int kStagesT>
 struct WideConfig {
   static constexpr int kDim = 576;
@@ -76,7 +76,7 @@ struct WideConfig {
   static constexpr bool kWide = true;
   static constexpr int kRows = kRowTiles * kProductRows;
   static constexpr int kWarpKeys = kKeys / kWarps;
-  static constexpr int kKeyParts = kKeys / 16;             ///< A warp's scores are of one part,
+  static constexpr int kKeyParts = kKeys / 16;               ///< A warp's scores are of one part,
   static constexpr int kOutTiles = kDimV / kChunk / kWarps;  ///< its sums of so many columns.
   static constexpr int kRowBytes = kDim * 2;
   static constexpr int kKeyBytes = kKeys * kRowBytes;

@@ -157,7 +157,6 @@ Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
   return work;
 }
 
-
 /// Whether the output, or the LSE, may have rows of no token.
 bool may_have_padding(const AttendParams& p, const StepLengths& lengths) {
   if (lengths.bounded || !p.out_layout.ragged) return true;
@@ -179,9 +178,9 @@ AttendInstance kernel_of(const Instance& instance) {
 
 }  // namespace
 
-Flash2::Flash2(Device device)
+Flash2::Flash2(Device device, std::size_t block_smem_bytes)
     : num_multiprocessors_(device::require_gpu(device, "device").num_multiprocessors),
-      block_smem_bytes_(device::require_gpu(device, "device").block_smem_bytes),
+      block_smem_bytes_(block_smem_bytes),
       arrived_(device, kMaxSlots * sizeof(std::uint32_t), device::GpuBuffer::Fill::Zero,
                "flash2's counters") {}
 

@@ -50,9 +50,7 @@ struct WideBuffers {
     return reinterpret_cast<float*>(smem + kMaximaOffset)[part * ConfigT::kRows + row];
   }
   /// What the sums of a row are to be multiplied with.
-  [[nodiscard]] __device__ float& shrink(int row) const {
-    return largest(ConfigT::kKeyParts, row);
-  }
+  [[nodiscard]] __device__ float& shrink(int row) const { return largest(ConfigT::kKeyParts, row); }
 };
 
 /// A warp's scores of a tile.
@@ -65,8 +63,8 @@ __device__ void tell_largest(const WideBuffers<ConfigT>& buffers, float factor, 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const auto& [low, high] = scores[0];
-    const float max =
-        largest_of_row(fmaxf(fmaxf(low[2 * r], low[2 * r + 1]), fmaxf(high[2 * r], high[2 * r + 1])));
+    const float max = largest_of_row(
+        fmaxf(fmaxf(low[2 * r], low[2 * r + 1]), fmaxf(high[2 * r], high[2 * r + 1])));
     if (lane % 4 == 0) buffers.largest(part, first_row + lane / 4 + 8 * r) = max * factor;
   }
 }
@@ -128,8 +126,8 @@ __device__ void add_values(const WideBuffers<ConfigT>& buffers, SmemAddress v, i
   const int matrix = lane / 8;
   const SmemAddress first_v =
       v + place_of<ValueRows<ConfigT>>(matrix % 2 * 8 + lane % 8, matrix / 2) + first_tile * 16;
-  const SmemAddress first_weight = cuda::smem_address(
-      buffers.weights(matrix % 2 * 8 + lane % 8, matrix / 2 * 8));
+  const SmemAddress first_weight =
+      cuda::smem_address(buffers.weights(matrix % 2 * 8 + lane % 8, matrix / 2 * 8));
 #pragma unroll
   for (int n = 0; n < ConfigT::kKeys / 16; ++n) {
     std::uint32_t rows[kRowTiles][4];
@@ -141,8 +139,8 @@ __device__ void add_values(const WideBuffers<ConfigT>& buffers, SmemAddress v, i
 #pragma unroll
     for (int d = 0; d < kPairs; ++d) {
       std::uint32_t values[4];
-      cuda::load_matrices_transposed(
-          values, pairs_on(first_v, d) + n * 16 * ValueRows<ConfigT>::kRowBytes);
+      cuda::load_matrices_transposed(values,
+                                     pairs_on(first_v, d) + n * 16 * ValueRows<ConfigT>::kRowBytes);
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
         cuda::multiply_add<T>(out[m][2 * d], rows[m], values[0], values[1]);
@@ -239,8 +237,7 @@ __device__ void attend_wide_item(const Work& w, const Frequencies& frequencies,
     if (tile + kStages < end_tile) loader.load_keys(buffers.k(tile + kStages));
     cuda::commit_copies();
     if (!is_here) continue;
-    if (scores_keys)
-      tell_weights<T>(buffers, rule.factor, part, first_row, lane, scores, stats);
+    if (scores_keys) tell_weights<T>(buffers, rule.factor, part, first_row, lane, scores, stats);
     cuda::wait_copies<2 * kStages - 1>();
     __syncthreads();  // weights and values are there
     const SmemAddress v = buffers.v(tile);

@@ -3,6 +3,7 @@
 // returns a cudaError_t.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/flash2/rules.h"
@@ -16,7 +17,7 @@ namespace octavo::kernels::flash2 {
 struct Frequencies {
   const double* values = nullptr;
 };
-template <int kPairs>
+template <std::size_t kPairs>
 struct FrequencyTable {
   double values[kPairs];
 };
