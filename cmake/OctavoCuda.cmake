@@ -7,6 +7,9 @@ if(NOT OCTAVO_CUDA MATCHES "^(AUTO|ON|OFF)$")
 endif()
 set(OCTAVO_CUDA_ARCHITECTURES "75-real;80-real;90"
     CACHE STRING "Architectures of the kernels that run on every GPU; a family may know better")
+set(OCTAVO_CUDA_ONLY_PTX ""
+    CACHE STRING "Where set (80), all kernels are PTX for this architecture alone, compiled when they run: \
+to run an older GPU's kernels on a newer one")
 
 set(OCTAVO_HAVE_CUDA OFF)
 if(NOT OCTAVO_CUDA STREQUAL "OFF")
@@ -52,6 +55,9 @@ function(octavo_cuda_family name)
   if(NOT family_ARCHITECTURES)
     set(family_ARCHITECTURES ${OCTAVO_CUDA_ARCHITECTURES})
   endif()
+  if(OCTAVO_CUDA_ONLY_PTX)
+    set(family_ARCHITECTURES ${OCTAVO_CUDA_ONLY_PTX}-virtual)
+  endif()
   set(target octavo_cuda_${name})
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/kernels/cuda/${name}/*.cpp"
        "${CMAKE_CURRENT_SOURCE_DIR}/kernels/cuda/${name}/*.cu")
@@ -71,4 +77,24 @@ function(octavo_cuda_family name)
                CUDA_ARCHITECTURES "${family_ARCHITECTURES}"
                JOB_POOL_COMPILE octavo_nvcc)
   set_property(GLOBAL APPEND PROPERTY OCTAVO_ROOM_OBJECTS $<TARGET_OBJECTS:${target}>)
+endfunction()
+
+# octavo_hold_kernel_resources(NAME): developers' builds of the family fail where a kernel takes more
+# registers, stack or shared memory than tests/resources/NAME.txt says. Other people's compilers may do
+# as they must.
+function(octavo_hold_kernel_resources name)
+  find_package(Python3 3.11 COMPONENTS Interpreter)
+  if(NOT OCTAVO_DEVELOPER_MODE OR OCTAVO_CUDA_ONLY_PTX OR NOT Python3_FOUND)
+    return()
+  endif()
+  set(target octavo_cuda_${name})
+  set(script "${PROJECT_SOURCE_DIR}/tools/kernel_resources.py")
+  set(table "${PROJECT_SOURCE_DIR}/tests/resources/${name}.txt")
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
+  set_target_properties(
+    ${target} PROPERTIES RULE_LAUNCH_COMPILE
+                         "${Python3_EXECUTABLE} ${script} ${table} ${CMAKE_CUDA_COMPILER_VERSION}")
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources INCLUDE REGEX "\\.cu$")
+  set_source_files_properties(${sources} PROPERTIES OBJECT_DEPENDS "${script};${table}")
 endfunction()

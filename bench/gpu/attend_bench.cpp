@@ -20,6 +20,14 @@ struct Heads {
   std::int32_t q = 32;
   std::int32_t kv = 8;
   std::int32_t dim = 128;
+  std::int32_t dim_v = 0;  ///< 0: dim.
+
+  [[nodiscard]] std::int32_t of_v() const { return dim_v == 0 ? dim : dim_v; }
+  /// Of K and V together.
+  [[nodiscard]] double dims() const { return static_cast<double>(dim) + of_v(); }
+  [[nodiscard]] std::string dims_name() const {
+    return dim_v == 0 ? fmt::format("d{}", dim) : fmt::format("d{}/{}", dim, dim_v);
+  }
 };
 
 constexpr int kMostLayers = 20;
@@ -68,12 +76,13 @@ class FilledCache {
     for (std::size_t i = 0; i < past.size(); ++i) {
       const std::int64_t len = past[i].new_tokens + step[i].new_tokens;
       longest = std::max(longest, len);
-      bytes += 4.0 * static_cast<double>(len) * heads.kv * heads.dim;
+      bytes += 2.0 * static_cast<double>(len) * heads.kv * heads.dims();
     }
     CacheConfig c = append_cache(static_cast<std::int32_t>(past.size()), longest);
     c.num_layers = std::clamp(static_cast<int>(std::ceil(kBeyondL2 / bytes)), 1, kMostLayers);
     c.num_kv_heads = heads.kv;
     c.head_dim = heads.dim;
+    c.head_dim_v = heads.dim_v;
     c.workspace_bytes = std::int64_t{1} << 30U;
     if (page_size == 0) {
       c.kind = CacheKind::Contiguous;
@@ -112,17 +121,18 @@ double time_attention(GpuClock& clock, FilledCache& filled, const Heads& heads, 
                       Backend backend, int launches, Calls calls = Calls::Captured) {
   const std::int64_t tokens = filled.plan().num_tokens();
   const DeviceMemory q = numbers(tokens * heads.q * heads.dim);
-  const DeviceMemory out(kGpu, q.size());
+  const DeviceMemory out(kGpu, static_cast<std::size_t>(tokens * heads.q * heads.of_v() * 2));
   AttentionConfig a;
   a.num_q_heads = heads.q;
   a.num_kv_heads = heads.kv;
   a.head_dim = heads.dim;
+  a.head_dim_v = heads.dim_v;
   a.mask = mask;
   a.backend = backend;
   const Attention attention(a, filled.config());
   LayerInputs inputs;
   inputs.q = ConstTensorView(q.data(), DType::BF16, {tokens, heads.q, heads.dim}, kGpu);
-  const TensorView to(out.data(), DType::BF16, {tokens, heads.q, heads.dim}, kGpu);
+  const TensorView to(out.data(), DType::BF16, {tokens, heads.q, heads.of_v()}, kGpu);
   const auto enqueue = [&](int i) {
     attention.attend(filled.plan(), filled.cache(), i % filled.config().num_layers, inputs, to,
                      nullptr, clock.stream());
@@ -179,23 +189,27 @@ void bench_decodes(GpuClock& clock, const Report& report, Backend backend) {
     std::int32_t batch;
     std::int64_t len;
     Heads heads;
-  } cases[] = {{1, 1024, {32, 8, 128}},  {1, 32768, {32, 8, 128}},  {16, 8192, {32, 8, 128}},
-               {64, 8192, {32, 8, 128}}, {128, 2048, {32, 8, 128}}, {64, 4096, {32, 32, 128}},
-               {64, 8192, {64, 8, 128}}, {64, 8192, {16, 2, 64}},   {32, 8192, {16, 2, 256}}};
+  } cases[] = {{1, 1024, {32, 8, 128}},        {1, 32768, {32, 8, 128}},
+               {16, 8192, {32, 8, 128}},       {64, 8192, {32, 8, 128}},
+               {128, 2048, {32, 8, 128}},      {64, 4096, {32, 32, 128}},
+               {64, 8192, {64, 8, 128}},       {64, 8192, {16, 2, 64}},
+               {32, 8192, {16, 2, 256}},       {64, 4096, {16, 1, 576, 512}},
+               {64, 4096, {128, 1, 576, 512}}, {1, 32768, {128, 1, 576, 512}}};
   const struct {
     std::int32_t page_size, new_tokens;
   } kinds[] = {{1, 1}, {16, 1}, {16, 4}, {64, 1}, {0, 1}};
   for (const auto& c : cases) {
     for (const auto& kind : kinds) {
       const std::string name =
-          fmt::format("decode b{} s{} h{}/{} d{} bf16 {} q{}", c.batch, c.len, c.heads.q,
-                      c.heads.kv, c.heads.dim, kind_name(kind.page_size), kind.new_tokens);
+          fmt::format("decode b{} s{} h{}/{} {} bf16 {} q{}", c.batch, c.len, c.heads.q, c.heads.kv,
+                      c.heads.dims_name(), kind_name(kind.page_size), kind.new_tokens);
       if (!report.wants(name)) continue;
       FilledCache filled(c.heads, kind.page_size, sequences(c.batch, c.len - kind.new_tokens),
                          sequences(c.batch, kind.new_tokens), clock.stream());
       const double us = time_attention(clock, filled, c.heads, Mask::Causal, backend, kLaunches);
-      report.line(name, to_string(backend), us,
-                  4.0 * static_cast<double>(c.batch * c.len) * c.heads.kv * c.heads.dim, 0.0);
+      const double keys = static_cast<double>(c.batch * c.len) * c.heads.dims();
+      report.line(name, to_string(backend), us, 2.0 * keys * c.heads.kv,
+                  2.0 * keys * c.heads.q * kind.new_tokens);
     }
   }
 }

@@ -3,12 +3,16 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdlib>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "base/error.h"
 #include "device/gpu.h"
+#include "kernels/cuda/flash2/config.h"
 #include "kernels/cuda/flash2/flash2.h"
 #include "kernels/cudnn/library.h"
 #include "kernels/cudnn/support.h"
@@ -55,9 +59,10 @@ bool has_dtype(Backend backend, DType dtype) {
 }
 
 bool has_dims(Backend backend, const Request& r) {
-  const std::int32_t widest = std::max(r.head_dim, r.head_dim_v);
-  if (backend != Backend::Flash2) return widest <= kernels::kMaxHeadDim;
-  return widest <= kernels::flash2::kWidestHead && r.head_dim % kernels::flash2::kDimStep == 0 &&
+  if (backend != Backend::Flash2) return std::max(r.head_dim, r.head_dim_v) <= kernels::kMaxHeadDim;
+  return r.head_dim <= kernels::flash2::kWidestHead &&
+         r.head_dim_v <= kernels::flash2::kWidestHeadV &&
+         r.head_dim % kernels::flash2::kDimStep == 0 &&
          r.head_dim_v % kernels::flash2::kDimStep == 0;
 }
 
@@ -176,6 +181,23 @@ Backend backend_of_environment() {
   const std::optional<Backend> backend = parse_backend(name);
   if (!backend) base::throw_mismatch("OCTAVO_BACKEND", "the name of a backend", name);
   return *backend;
+}
+
+std::size_t block_smem_of_environment(std::size_t allowed) {
+  constexpr std::size_t kKilobyte = 1024;
+  constexpr std::size_t kLeast = kernels::flash2::kLeastBlockSmem / kKilobyte;
+  const char* text = std::getenv("OCTAVO_BLOCK_SMEM_KB");
+  if (text == nullptr || *text == '\0') return allowed;
+  const std::string_view digits(text);
+  std::size_t kilobytes = 0;
+  const auto [end, error] =
+      std::from_chars(digits.data(), digits.data() + digits.size(), kilobytes);
+  if (error != std::errc{} || end != digits.data() + digits.size() || kilobytes < kLeast ||
+      kilobytes > allowed / kKilobyte) {
+    base::throw_mismatch("OCTAVO_BLOCK_SMEM_KB",
+                         fmt::format("{} … {}", kLeast, allowed / kKilobyte), text);
+  }
+  return kilobytes * kKilobyte;
 }
 
 Backend or_environments(Backend named) {

@@ -7,6 +7,7 @@
 #include <octavo/attention.h>
 #include <octavo/backend.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -58,6 +59,11 @@ Support explain(Backend backend, const Request& request);
 /// The backend that OCTAVO_BACKEND names, to be taken where Auto is asked for; Auto when it is not
 /// set. Throws InvalidArgument for a name that is none.
 Backend backend_of_environment();
+
+/// Bytes of shared memory that a block of flash2 may have on a GPU that allows `allowed`: these, or
+/// what OCTAVO_BLOCK_SMEM_KB says, so that a large GPU can run the kernels of smaller ones. Throws
+/// InvalidArgument for what no GPU that flash2 runs on has, or more than is allowed.
+std::size_t block_smem_of_environment(std::size_t allowed);
 
 /// `named`, or the environment's where that is Auto. Throws as backend_of_environment.
 Backend or_environments(Backend named);

@@ -119,12 +119,18 @@ TEST(FeatureTable, SaysWhatFlash2Lacks) {
   EXPECT_THAT(missing(request), Contains("q dtype bf16"));
   request.q_dtype = DType::F16;
   EXPECT_THAT(missing(request), Not(Contains("q dtype f16")));
-  for (const std::int32_t dim : {20, 264, 576}) {
+  for (const std::int32_t dim : {20, 260, 520, 576}) {
     request.head_dim_v = dim;
     EXPECT_THAT(missing(request), Contains(fmt::format("head_dim 64, head_dim_v {}", dim)));
   }
-  request.head_dim_v = 256;
-  EXPECT_THAT(missing(request), Not(Contains("head_dim 64, head_dim_v 256")));
+  for (const std::int32_t dim : {8, 256, 264, 512}) {
+    request.head_dim_v = dim;
+    EXPECT_THAT(missing(request), Not(Contains(fmt::format("head_dim 64, head_dim_v {}", dim))));
+  }
+  request.head_dim = 576;
+  EXPECT_THAT(missing(request), Not(Contains("head_dim 576, head_dim_v 512")));
+  request.head_dim = 580;
+  EXPECT_THAT(missing(request), Contains("head_dim 580, head_dim_v 512"));
   request.aligned_cache_rows = false;
   EXPECT_THAT(missing(request), Contains("rows of K or V that begin at no multiple of 16 bytes"));
   request.device = DeviceType::Cpu;
@@ -145,7 +151,10 @@ TEST(FeatureTable, TakesUnfusedByItselfForWhatFlash2Lacks) {
 
 class Environment : public ::testing::Test {
  protected:
-  void TearDown() override { unsetenv("OCTAVO_BACKEND"); }
+  void TearDown() override {
+    unsetenv("OCTAVO_BACKEND");
+    unsetenv("OCTAVO_BLOCK_SMEM_KB");
+  }
   static Request on_host() {
     Request request;
     request.head_dim = request.head_dim_v = 64;
@@ -179,6 +188,25 @@ TEST_F(Environment, NamesAWordThatIsNoBackend) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
     EXPECT_THAT(error.what(), HasSubstr("OCTAVO_BACKEND: wanted the name of a backend, got fast"));
+  }
+}
+
+TEST_F(Environment, MayMakeBlocksSmaller) {
+  constexpr std::size_t kAllowed = 227 * 1024;
+  EXPECT_EQ(block_smem_of_environment(kAllowed), kAllowed);
+  setenv("OCTAVO_BLOCK_SMEM_KB", "163", 1);
+  EXPECT_EQ(block_smem_of_environment(kAllowed), 163 * 1024);
+}
+
+TEST_F(Environment, RefusesBlocksThatNoGpuOrNotThisOneHas) {
+  for (const char* text : {"98", "228", "-1", "99kb", "many", " 99"}) {
+    setenv("OCTAVO_BLOCK_SMEM_KB", text, 1);
+    try {
+      block_smem_of_environment(227 * 1024);
+      ADD_FAILURE() << text << " was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.what(), fmt::format("OCTAVO_BLOCK_SMEM_KB: wanted 99 … 227, got {}", text));
+    }
   }
 }
 

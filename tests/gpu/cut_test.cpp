@@ -29,6 +29,7 @@ using kernels::flash2::Instance;
 using kernels::flash2::instance_of;
 using kernels::flash2::is_streamed;
 using kernels::flash2::partial_of;
+using kernels::flash2::Room;
 using kernels::flash2::run_length;
 using kernels::flash2::Sharing;
 using kernels::flash2::sharing_of;
@@ -41,6 +42,7 @@ using kernels::flash2::units_of;
 using kernels::flash2::work_of;
 
 constexpr std::size_t kH200Smem = 227 * 1024;
+constexpr std::size_t kA100Smem = 163 * 1024;
 constexpr std::size_t kSmallSmem = 99 * 1024;
 
 struct Step {
@@ -178,8 +180,9 @@ TEST(Flash2Cut, DealsEveryStepWithinItsBounds) {
   for (int i = 0; i < 3000; ++i) {
     const AttendParams params = random_params(random);
     const Step step = random_step(random);
-    const std::int32_t dims = 64 << (i % 3);
-    const Instance instance = instance_of(dims, i % 7 * 10, i % 2 == 0 ? kH200Smem : kSmallSmem);
+    constexpr std::int32_t kDims[] = {64, 128, 256, 576};
+    constexpr std::size_t kSmem[] = {kH200Smem, kA100Smem, kSmallSmem};
+    const Instance instance = instance_of(kDims[i % 4], i % 7 * 10, kSmem[i % 3]);
     const StepMaxima maxima = maxima_of(step);
     const CutShape shape = cut_shape(params, instance, maxima);
     const std::int32_t most_slots = 132 * instance.blocks;
@@ -218,7 +221,7 @@ TEST(Flash2Cut, TakesLittleWorkspaceForLongPrompts) {
 TEST(Flash2Cut, RoomForMoreTokensIsRoomForFewer) {
   AttendParams params;
   params.num_kv_heads = 2;
-  for (const std::int32_t widest : {64, 128, 256}) {
+  for (const std::int32_t widest : {64, 128, 256, 576}) {
     for (const std::int32_t group : {1, 3, 8, 40}) {
       params.num_q_heads = 2 * group;
       std::int64_t before = 0;
@@ -285,9 +288,13 @@ TEST(Flash2Cut, PacksTheHeadsOfAGroup) {
 }
 
 TEST(Flash2Cut, InstancesFitTheDevice) {
-  EXPECT_FALSE(instance_of(256, 128, kH200Smem).small);
-  EXPECT_TRUE(instance_of(256, 128, kSmallSmem).small);
-  EXPECT_TRUE(instance_of(136, 128, 163 * 1024).small);
+  EXPECT_EQ(instance_of(256, 128, kH200Smem).room, Room::Full);
+  EXPECT_EQ(instance_of(256, 128, kSmallSmem).room, Room::Small);
+  EXPECT_EQ(instance_of(136, 128, kA100Smem).room, Room::Small);
+  EXPECT_EQ(instance_of(264, 1, kH200Smem).room, Room::Full);
+  EXPECT_EQ(instance_of(576, 1, kA100Smem).room, Room::Medium);
+  EXPECT_EQ(instance_of(576, 1, kSmallSmem).room, Room::Small);
+  EXPECT_EQ(instance_of(264, 1, kH200Smem).dim, 512);
   EXPECT_EQ(instance_of(128, 128, kH200Smem).blocks, 2);
   EXPECT_EQ(instance_of(128, 128, kSmallSmem).blocks, 1);
   EXPECT_EQ(instance_of(8, 128, kH200Smem).dim, 64);

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <tuple>
 
@@ -118,7 +119,8 @@ TEST_P(GpuFlash2Repeats, GiveTheSameBitsAThousandTimes) {
 
 INSTANTIATE_TEST_SUITE_P(Flash2, GpuFlash2Repeats,
                          Values("b3 q2 s700 steps2 hq8 hkv2 d128 p16 bf16 seed421",
-                                "b1 q40 s90 steps1 hq3 hkv1 d256 p3 f16 seed422"),
+                                "b1 q40 s90 steps1 hq3 hkv1 d256 p3 f16 seed422",
+                                "b3 q2 s500 steps2 hq16 hkv1 d576 dv512 p16 bf16 seed423"),
                          line_name);
 
 class GpuFlash2Batch : public Flash2Test<std::string> {};
@@ -143,8 +145,61 @@ TEST_P(GpuFlash2Batch, MatesDoNotShowInInvariantMode) {
 
 INSTANTIATE_TEST_SUITE_P(Flash2, GpuFlash2Batch,
                          Values("b4 q1 s800 steps3 hq4 hkv2 d64 p16 bf16 seed431",
-                                "b2 q9 s600 steps2 hq3 hkv1 d128 p7 f16 seed432"),
+                                "b2 q9 s600 steps2 hq3 hkv1 d128 p7 f16 seed432",
+                                "b3 q2 s400 steps2 hq16 hkv1 d576 dv512 p16 bf16 seed433"),
                          line_name);
+
+/// The kernels of GPUs whose blocks may have less shared memory.
+class GpuFlash2OfSmallerGpus : public Flash2Test<std::tuple<const char*, std::string>> {
+ protected:
+  void SetUp() override {
+    Flash2Test::SetUp();
+    setenv("OCTAVO_BLOCK_SMEM_KB", std::get<0>(GetParam()), 1);
+  }
+  void TearDown() override { unsetenv("OCTAVO_BLOCK_SMEM_KB"); }
+  static Case value() { return make_case(parse_spec(std::get<1>(GetParam()))); }
+};
+
+std::string smaller_name(
+    const ::testing::TestParamInfo<GpuFlash2OfSmallerGpus::ParamType>& tested) {
+  const auto& [kilobytes, line] = tested.param;
+  return conformance::test_name(std::string(kilobytes) + "KB_" + line);
+}
+
+TEST_P(GpuFlash2OfSmallerGpus, AgreeWithTheOracle) {
+  for (const bool callers_cache : {false, true}) {
+    ReplayOptions options = by_flash2();
+    options.callers_cache = callers_cache;
+    expect_pass(value(), options);
+  }
+}
+
+TEST_P(GpuFlash2OfSmallerGpus, GiveTheSameBitsWhateverTheCache) {
+  ReplayOptions contiguous = by_flash2();
+  contiguous.kind = CacheKind::Contiguous;
+  expect_same_bits(value(), by_flash2(), contiguous);
+  ReplayOptions scrambled = by_flash2();
+  scrambled.page_size = 3;
+  scrambled.scramble = 5;
+  expect_same_bits(value(), by_flash2(), scrambled);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Flash2, GpuFlash2OfSmallerGpus,
+    Combine(Values("99", "163"),
+            Values("b2 q33 s127 steps2 hq12 hkv1 d128 p16 bf16 seed404",
+                   "b3 q1 s65 steps3 hq14 hkv2 d256 p7 bf16 seed403",
+                   "b2 q17 s129 steps2 hq14 hkv1 d256 dv64 p3 f16 sbhd seed406",
+                   "b2 q65 s90 steps2 hq4 hkv4 d192 p64 bf16 bshd seed451",
+                   "b1 q40 s900 steps2 hq6 hkv1 d256 p16 f16 cap5 sinks alibi seed452",
+                   "b4 q30 s30 steps12 hq3 hkv1 d256 p4 bf16 life w50,0 seed453",
+                   "b1 q1 s600 steps2 hq128 hkv1 d576 dv512 p16 bf16 seed454",
+                   "b2 q9 s65 steps2 hq5 hkv1 d264 p3 bf16 sbhd seed463",
+                   "b2 q20 s31 steps2 hq12 hkv2 d512 p7 f16 full w20,5 cap10 sinks alibi seed464",
+                   "b1 q33 s200 steps2 hq3 hkv1 d320 dv8 p16 f16 bshd seed465",
+                   "b2 q2 s70 steps2 hq4 hkv2 d72 dv320 p5 bf16 seed466",
+                   "b1 q1 s1300 steps3 hq16 hkv1 d576 dv512 p64 bf16 sinks seed467")),
+    smaller_name);
 
 class GpuFlash2Refusal : public Flash2Test<std::string> {};
 
@@ -157,7 +212,7 @@ TEST_P(GpuFlash2Refusal, SaysWhatIsMissing) {
 INSTANTIATE_TEST_SUITE_P(Flash2, GpuFlash2Refusal,
                          Values("b1 q1 s20 hq2 hkv1 d64 f32 seed441",
                                 "b1 q1 s20 hq2 hkv1 d36 bf16 seed442",
-                                "b1 q1 s20 hq2 hkv1 d264 f16 seed443",
+                                "b1 q1 s20 hq2 hkv1 d576 f16 seed443",
                                 "b1 q1 s20 hq2 hkv1 d64 dv20 f16 seed444"),
                          line_name);
 

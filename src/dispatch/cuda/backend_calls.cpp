@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "device/gpu.h"
+#include "dispatch/features.h"
 
 namespace octavo::dispatch {
 namespace {
@@ -18,6 +19,11 @@ std::int32_t longest_of(const kernels::StepLengths& lengths) {
 }
 
 }  // namespace
+
+BackendCalls::BackendCalls(Device device)
+    : flash2_(device,
+              block_smem_of_environment(device::require_gpu(device, "device").block_smem_bytes)),
+      fused_(device) {}
 
 std::size_t BackendCalls::least_bytes(Backend backend, const kernels::AttendParams& params,
                                       const kernels::StepLengths& lengths) {

@@ -16,7 +16,8 @@ namespace octavo::dispatch {
 
 class BackendCalls {
  public:
-  explicit BackendCalls(Device device) : flash2_(device), fused_(device) {}
+  /// Throws as block_smem_of_environment.
+  explicit BackendCalls(Device device);
 
   /// Another step was begun, or something else used the workspace.
   void new_step() { fused_.new_step(); }

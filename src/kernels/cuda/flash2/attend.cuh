@@ -13,6 +13,7 @@
 #include "kernels/cuda/flash2/pieces.cuh"
 #include "kernels/cuda/flash2/products.cuh"
 #include "kernels/cuda/flash2/results.cuh"
+#include "kernels/cuda/flash2/wide.cuh"
 
 namespace octavo::kernels::flash2 {
 
@@ -21,16 +22,7 @@ template <int kRowTiles, int kTiles, int kOutTiles>
 __device__ void weigh_keys(const Work& w, const Item& item, LogitRule rule, int first_row,
                            int first_key, int lane, float (&scores)[kRowTiles][kTiles][4],
                            RowStats (&stats)[kRowTiles][2], float (&out)[kRowTiles][kOutTiles][4]) {
-  const bool masked = first_key < item.whole_begin || first_key + kTiles * 8 > item.whole_end;
-  if (masked || !rule.plain) {
-    const int own_key = first_key + 2 * (lane % 4);
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-      const RowMask mask = row_mask(w, item, first_row + m * kProductRows + lane / 4);
-      if (!rule.plain) to_logits<kTiles>(w.attend, mask, own_key, scores[m]);
-      if (masked) mask_keys<kTiles>(mask, own_key, scores[m]);
-    }
-  }
+  finish_logits(w, item, rule, first_row, first_key, lane, scores);
   weigh(rule.factor, scores, stats, out);
 }
 
@@ -260,7 +252,9 @@ __device__ void attend_block(const Work& w, const Frequencies& frequencies,
                              BlockState<ConfigT>& state, unsigned char* smem) {
   first_item<ConfigT>(w, state);
   while (state.has_item) {
-    if constexpr (ConfigT::kFew) {
+    if constexpr (ConfigT::kWide) {
+      attend_wide_item<T, ConfigT>(w, frequencies, state, smem);
+    } else if constexpr (ConfigT::kFew) {
       attend_dealt_keys<T, ConfigT, ConfigT::kRowTiles>(w, frequencies, state, smem);
     } else {
       const int rows = state.item.num_rows();

@@ -14,7 +14,7 @@ namespace octavo::kernels::flash2 {
 
 inline constexpr int kCombineThreads = 128;
 inline constexpr int kPerLane = 4;    ///< Elements of a 16-byte load of F32.
-inline constexpr int kLaneLoads = 2;  ///< Of a partial row of 256.
+inline constexpr int kLaneLoads = 4;  ///< Of the widest partial row, 512.
 
 __device__ inline void combine_token(const Work& w, std::int64_t token) {
   const AttendParams& a = w.attend;

@@ -14,7 +14,9 @@ namespace {
 
 using device::check;
 
-static_assert(std::is_trivially_copyable_v<Work> && sizeof(Work) + sizeof(Frequencies) <= 4096,
+constexpr int kMostPairs = kWidestHead / 2;
+static_assert(std::is_trivially_copyable_v<Work> &&
+                  sizeof(Work) + sizeof(FrequencyTable<kMostPairs>) <= 4096,
               "kernel parameters are at most 4 KB");
 
 constexpr std::size_t kAlignment = 256;
@@ -155,12 +157,6 @@ Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
   return work;
 }
 
-Frequencies frequencies_of(const RopeParams& rope) {
-  Frequencies frequencies{};
-  cuda::fill_frequencies(rope, frequencies.values);
-  return frequencies;
-}
-
 /// Whether the output, or the LSE, may have rows of no token.
 bool may_have_padding(const AttendParams& p, const StepLengths& lengths) {
   if (lengths.bounded || !p.out_layout.ragged) return true;
@@ -172,15 +168,19 @@ using AttendInstance = int (*)(const Work&, const Frequencies&, CUstream_st*);
 AttendInstance kernel_of(const Instance& instance) {
   if (instance.dim == Head64::kDim) return instance.few ? attend_few_64 : attend_64;
   if (instance.dim == Head128::kDim) return instance.few ? attend_few_128 : attend_128;
-  if (instance.few) return attend_few_256;
-  return instance.small ? attend_256_small : attend_256;
+  if (instance.dim == Head256::kDim) {
+    if (instance.few) return attend_few_256;
+    return instance.room == Room::Full ? attend_256 : attend_256_small;
+  }
+  if (instance.room == Room::Full) return attend_wide;
+  return instance.room == Room::Medium ? attend_wide_medium : attend_wide_small;
 }
 
 }  // namespace
 
-Flash2::Flash2(Device device)
+Flash2::Flash2(Device device, std::size_t block_smem_bytes)
     : num_multiprocessors_(device::require_gpu(device, "device").num_multiprocessors),
-      block_smem_bytes_(device::require_gpu(device, "device").block_smem_bytes),
+      block_smem_bytes_(block_smem_bytes),
       arrived_(device, kMaxSlots * sizeof(std::uint32_t), device::GpuBuffer::Fill::Zero,
                "flash2's counters") {}
 
@@ -196,7 +196,9 @@ void Flash2::attend(const AttendParams& params, const StepLengths& lengths, void
   if (bounds.num_items == 0 && bounds.num_slots == 0) return;
   const Work work = work_of(params, call, static_cast<std::byte*>(workspace), arrived_.data());
   if (bounds.num_items > 0) check(cut_step(work, stream), "cut_step");
-  check(kernel_of(call.instance)(work, frequencies_of(params.rope), stream), "attend");
+  FrequencyTable<kMostPairs> frequencies{};
+  cuda::fill_frequencies(params.rope, frequencies.values);
+  check(kernel_of(call.instance)(work, {frequencies.values}, stream), "attend");
   if (bounds.num_partial_rows > 0) check(combine_partials(work, stream), "combine_partials");
 }
 

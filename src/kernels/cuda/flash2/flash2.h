@@ -18,15 +18,17 @@ struct CUstream_st;
 
 namespace octavo::kernels::flash2 {
 
-/// The widest head, of K and of V; dims are multiples of kDimStep.
-inline constexpr std::int32_t kWidestHead = 256;
+/// The widest head of K, and of V; dims are multiples of kDimStep.
+inline constexpr std::int32_t kWidestHead = 576;
+inline constexpr std::int32_t kWidestHeadV = 512;
 inline constexpr std::int32_t kDimStep = 8;
 
 /// For one device; calls that may overlap need one each, as they do a workspace.
 class Flash2 {
  public:
-  /// Takes a little device memory, once. Throws DeviceFailure, OutOfMemory.
-  explicit Flash2(Device device);
+  /// Takes a little device memory, once. Its blocks take at most block_smem_bytes of shared memory,
+  /// which the device allows. Throws DeviceFailure, OutOfMemory.
+  Flash2(Device device, std::size_t block_smem_bytes);
 
   /// Bytes of workspace that a call within `lengths` takes.
   [[nodiscard]] std::size_t workspace_bytes(const AttendParams& params,

@@ -155,7 +155,7 @@ __device__ void add_parts(const Work& w, const Item& item, int row, int dim, con
   for (std::int32_t part = 0; part < parts; ++part) {
     const std::int64_t at = w.slot_partials + partial_of(item.sharing, part) * w.slot_rows + row;
     const float4 values =
-        __ldcg(reinterpret_cast<const float4*>(w.partials + at * ConfigT::kDim + dim));
+        __ldcg(reinterpret_cast<const float4*>(w.partials + at * ConfigT::kDimV + dim));
     const float share = shares[part];
     out[0] += values.x * share;
     out[1] += values.y * share;
@@ -189,7 +189,7 @@ __device__ __noinline__ void share_piece(const Work& w, BlockState<ConfigT>& sta
   }
   __syncthreads();
   if (!state.is_last) return;
-  constexpr int kChunks = ConfigT::kDim / 4;
+  constexpr int kChunks = ConfigT::kDimV / 4;
   constexpr int kRoom = ConfigT::kSmemBytes / static_cast<int>(sizeof(float)) - ConfigT::kRows;
   auto* factors = reinterpret_cast<float*>(smem);
   float* shares = factors + ConfigT::kRows;

@@ -183,6 +183,22 @@ __device__ void mask_keys(const RowMask& mask, int first_key, Scores<kTiles>& sc
   }
 }
 
+/// Products of 16 kRowTiles rows from first_row on with the keys from first_key on, to what weigh
+/// takes: with softcap and ALiBi, and without keys that a row doesn't see.
+template <int kRowTiles, int kTiles>
+__device__ void finish_logits(const Work& w, const Item& item, LogitRule rule, int first_row,
+                              int first_key, int lane, float (&scores)[kRowTiles][kTiles][4]) {
+  const bool masked = first_key < item.whole_begin || first_key + kTiles * 8 > item.whole_end;
+  if (!masked && rule.plain) return;
+  const int own_key = first_key + 2 * (lane % 4);
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+    const RowMask mask = row_mask(w, item, first_row + m * kProductRows + lane / 4);
+    if (!rule.plain) to_logits<kTiles>(w.attend, mask, own_key, scores[m]);
+    if (masked) mask_keys<kTiles>(mask, own_key, scores[m]);
+  }
+}
+
 /// Over the four lanes that share a row.
 __device__ inline float largest_of_row(float value) {
   value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));

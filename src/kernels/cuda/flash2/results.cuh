@@ -17,7 +17,7 @@ struct Results {
   static constexpr int kStatsOffset = 4096;  ///< Bytes; in front of it lie those of add_groups.
   static constexpr int kOffset = 8192;
   /// Floats from row to row: eight rows of a product go to different banks.
-  static constexpr int kPitch = ConfigT::kDim + 8;
+  static constexpr int kPitch = ConfigT::kDimV + 8;
   static_assert(kStatsOffset + ConfigT::kRows * sizeof(RowStats) <= kOffset);
   static_assert(kOffset + ConfigT::kRows * kPitch * sizeof(float) <= ConfigT::kSmemBytes);
   /// Where add_groups keeps the sums of all groups, behind its results.
@@ -37,13 +37,13 @@ struct Results {
 template <typename ConfigT>
 __device__ void write_partials(const Work& w, const BlockState<ConfigT>& state,
                                const Results<ConfigT>& results) {
-  constexpr int kChunks = ConfigT::kDim / 4;
+  constexpr int kChunks = ConfigT::kDimV / 4;
 #pragma unroll 4
   for (int c = static_cast<int>(threadIdx.x); c < state.item.num_rows() * kChunks;
        c += ConfigT::kThreads) {
     const int row = c / kChunks;
     const int dim = c % kChunks * 4;
-    *reinterpret_cast<float4*>(w.partials + state.row_offsets[row] * ConfigT::kDim + dim) =
+    *reinterpret_cast<float4*>(w.partials + state.row_offsets[row] * ConfigT::kDimV + dim) =
         *reinterpret_cast<const float4*>(results.row(row) + dim);
   }
 }
@@ -51,7 +51,7 @@ __device__ void write_partials(const Work& w, const BlockState<ConfigT>& state,
 template <typename T, typename ConfigT>
 __device__ void write_outputs(const Work& w, const BlockState<ConfigT>& state,
                               const Results<ConfigT>& results) {
-  constexpr int kChunks = ConfigT::kDim / kChunk;
+  constexpr int kChunks = ConfigT::kDimV / kChunk;
   const AttendParams& a = w.attend;
 #pragma unroll 2
   for (int c = static_cast<int>(threadIdx.x); c < state.item.num_rows() * kChunks;
@@ -99,10 +99,10 @@ __device__ __noinline__ void write_results(const Work& w, BlockState<ConfigT>& s
     write_outputs<T>(w, state, results);
   } else {
 #pragma unroll 1
-    for (int c = static_cast<int>(threadIdx.x); c < item.num_rows() * ConfigT::kDim;
+    for (int c = static_cast<int>(threadIdx.x); c < item.num_rows() * ConfigT::kDimV;
          c += ConfigT::kThreads) {
-      const int row = c / ConfigT::kDim;
-      const int dim = c % ConfigT::kDim;
+      const int row = c / ConfigT::kDimV;
+      const int dim = c % ConfigT::kDimV;
       if (dim >= a.head_dim_v) continue;
       cuda::store_element(a.out, a.out_dtype, state.row_offsets[row] + dim,
                           results.row(row)[dim] * results.stats()[row].sum);

@@ -107,7 +107,7 @@ struct CutShape {
 };
 /// Units are numbered in 32 bits; a step that might have more has no slots.
 constexpr bool step_streams(const StepMaxima& maxima, std::int32_t head_tiles) {
-  constexpr std::int32_t kFewestKeys = 32;  // of a tile
+  constexpr std::int32_t kFewestKeys = 16;  // of a tile
   return (maxima.max_kv_len / kFewestKeys + std::int64_t{1}) * maxima.num_seqs * head_tiles <
          kMostUnits;
 }

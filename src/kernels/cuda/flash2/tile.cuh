@@ -78,7 +78,7 @@ __device__ uint4 read_query(const Work& w, const Frequencies& frequencies, const
 /// 0. What is neither rotated nor unaligned comes by copies of the thread's open group. By all
 /// threads. Not inlined: it has the whole of RoPE, and several callers.
 template <typename T, typename ConfigT>
-__device__ __noinline__ void load_queries(const Work& w, const Frequencies& frequencies,
+__device__ __noinline__ void load_queries(const Work& w, Frequencies frequencies,
                                           BlockState<ConfigT>& state, int rows, unsigned char* to) {
   constexpr int kChunks = ConfigT::kDim / kChunk;
   const AttendParams& a = w.attend;

@@ -3,6 +3,7 @@
 // returns a cudaError_t.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/flash2/rules.h"
@@ -12,9 +13,13 @@ struct CUstream_st;
 
 namespace octavo::kernels::flash2 {
 
-/// base^(-2i / rotary_dim) of each pair.
+/// base^(-2i / rotary_dim) of each pair, and a copy for the pairs that an instance may have.
 struct Frequencies {
-  double values[128];  ///< Half of the widest head here.
+  const double* values = nullptr;
+};
+template <std::size_t kPairs>
+struct FrequencyTable {
+  double values[kPairs];
 };
 
 /// The items of a step, in device memory; streamed sequences have none.
@@ -65,6 +70,9 @@ int attend_256_small(const Work& work, const Frequencies& frequencies, CUstream_
 int attend_few_64(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
 int attend_few_128(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
 int attend_few_256(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
+int attend_wide(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
+int attend_wide_medium(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
+int attend_wide_small(const Work& work, const Frequencies& frequencies, CUstream_st* stream);
 
 /// Partials of items to outputs, in the order of the splits.
 int combine_partials(const Work& work, CUstream_st* stream);
