@@ -24,9 +24,8 @@ constexpr std::int32_t kSlots = 40;
 
 /// What sees which keys.
 struct Sight {
-  bool causal = true;
-  std::int64_t left = -1;
-  std::int64_t right = -1;
+  Mask mask = Mask::Causal;
+  Window window;
 };
 
 class ShortCache : public GpuTestWith<std::tuple<Backend, Sight>> {};
@@ -44,12 +43,11 @@ TEST_P(ShortCache, GivesWhatTheHostGives) {
   config.num_q_heads = kQueryHeads;
   config.num_kv_heads = kKvHeads;
   config.head_dim = kDim;
-  config.causal = sight.causal;
-  config.window_left = sight.left;
-  config.window_right = sight.right;
+  config.mask = sight.mask;
+  config.window = sight.window;
   const TwinTensor q(DType::F16, {offsets.back(), kQueryHeads, kDim}, 1);
-  const TwinTensor k(DType::F16, {num_seqs, kSlots, kKvHeads, kDim}, 2);
-  const TwinTensor v(DType::F16, {num_seqs, kSlots, kKvHeads, kDim}, 3);
+  TwinTensor k(DType::F16, {num_seqs, kSlots, kKvHeads, kDim}, 2);
+  TwinTensor v(DType::F16, {num_seqs, kSlots, kKvHeads, kDim}, 3);
   const std::vector<std::int64_t> shape = {offsets.back(), kQueryHeads, kDim};
   testkit::HostTensor wanted(DType::F16, shape);
   testkit::HostTensor got(DType::F16, shape);
@@ -92,9 +90,8 @@ TEST_P(ShortCache, GivesWhatTheHostGives) {
 INSTANTIATE_TEST_SUITE_P(
     Backends, ShortCache,
     ::testing::Combine(::testing::Values(Backend::Unfused, Backend::Flash2),
-                       ::testing::Values(Sight{}, Sight{.causal = false},
-                                         Sight{.causal = false, .right = 2}, Sight{.left = 3},
-                                         Sight{.causal = false, .left = 1, .right = 0})));
+                       ::testing::Values(Sight{}, Sight{Mask::Full}, Sight{Mask::Full, {-1, 2}},
+                                         Sight{Mask::Causal, {3, -1}}, Sight{Mask::Full, {1, 0}})));
 
 }  // namespace
 }  // namespace octavo::gpu_tests

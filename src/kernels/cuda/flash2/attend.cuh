@@ -196,6 +196,7 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
                                   BlockState<ConfigT>& state, unsigned char* smem) {
   const Item& item = state.item;
   constexpr int kPending = 2 * ConfigT::kStages - 1;
+  constexpr int kPendingFirst = kPending - 1;  // q comes with the values of the first tile
   constexpr int kGroupKeys = 16;
   constexpr int kPartTiles = ConfigT::kDim / 8 / ConfigT::kDimParts;
   const Buffers<ConfigT> buffers{cuda::smem_address(smem)};
@@ -207,7 +208,6 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
   const int end_tile = item.keys.end_tile;
   KeyLoader<ConfigT> loader(w, item);
   loader.look_up(item.keys.first_tile);
-  load_queries<T, ConfigT>(w, frequencies, state, kRowTiles * kProductRows, smem);
   const LogitRule rule = logit_rule(w.attend);
   float out[kRowTiles][kPartTiles][4] = {};
   RowStats stats[kRowTiles][2];
@@ -220,9 +220,13 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
     const bool loads = tile + ConfigT::kStages < end_tile;
     float scores[kRowTiles][kGroupKeys / 8][4];
     if (is_here) {
-      cuda::wait_copies<kPending>();
-      if (tile == item.keys.first_tile) __syncthreads();  // q is there, of all
-      sync_group<ConfigT>(group);
+      if (tile == item.keys.first_tile) {
+        cuda::wait_copies<kPendingFirst>();
+        __syncthreads();  // q is there, of all
+      } else {
+        cuda::wait_copies<kPending>();
+        sync_group<ConfigT>(group);
+      }
       multiply_keys<T, ConfigT>(scores, buffers.q, 0, buffers.k(stage), first_key, lane,
                                 [](int) {});
       sync_group<ConfigT>(group);
@@ -237,6 +241,8 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
       sync_group<ConfigT>(group);
     }
     if (loads) loader.load_values(buffers.v(stage));
+    if (tile == item.keys.first_tile - ConfigT::kStages)
+      load_queries<T, ConfigT>(w, frequencies, state, kRowTiles * kProductRows, smem);
     cuda::commit_copies();
     loader.look_up(tile + ConfigT::kStages + 1);
     stage = next_stage<ConfigT::kStages>(stage);
@@ -251,7 +257,8 @@ template <typename T, typename ConfigT>
 __device__ void attend_block(const Work& w, const Frequencies& frequencies,
                              BlockState<ConfigT>& state, unsigned char* smem) {
   first_item<ConfigT>(w, state);
-  while (state.has_item) {
+  if (!state.has_item) return;
+  while (true) {
     if constexpr (ConfigT::kWide) {
       attend_wide_item<T, ConfigT>(w, frequencies, state, smem);
     } else if constexpr (ConfigT::kFew) {
@@ -268,7 +275,8 @@ __device__ void attend_block(const Work& w, const Frequencies& frequencies,
     }
     __syncthreads();
     write_results<T, ConfigT>(w, state, Results<ConfigT>{smem});
-    if (state.item.sharing.num_parts > 1) share_piece<ConfigT>(w, state, smem);
+    if (state.item.sharing.num_parts > 1) share_piece<T, ConfigT>(w, state);
+    if (!state.has_more) return;
     next_item(w, state);
   }
 }

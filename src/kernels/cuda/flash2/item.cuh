@@ -118,9 +118,18 @@ __device__ inline Item cut_item(const Work& w, std::uint32_t index, std::uint32_
   return item;
 }
 
-__device__ inline std::int32_t units_of_row(const Work& w, std::int32_t b) {
+/// What a lane knows of a sequence.
+struct RowLengths {
+  std::int32_t new_tokens = 0;
+  std::int32_t kv_len = 0;
+  std::int32_t units = 0;
+};
+__device__ inline RowLengths lengths_of_row(const Work& w, std::int32_t b) {
   const StepBatch& batch = w.attend.batch;
-  return b < batch.num_seqs ? units_of(w.shape, cuda::new_tokens(batch, b), batch.kv_lens[b]) : 0;
+  if (b >= batch.num_seqs) return {};
+  RowLengths row{cuda::new_tokens(batch, b), batch.kv_lens[b]};
+  row.units = units_of(w.shape, row.new_tokens, row.kv_len);
+  return row;
 }
 
 /// Goes through the pieces of a slot; a warp's work.
@@ -128,32 +137,34 @@ class SlotWalk {
  public:
   SlotWalk() = default;
 
-  /// How the step's units are cut.
-  __device__ static Slots slots(const Work& w) {
+  /// How the step's units are cut. `first` becomes what is known of row `lane`.
+  __device__ static Slots slots(const Work& w, RowLengths& first) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     std::int32_t units = 0;
     std::int32_t fewest = kMostUnits;
     std::int32_t most = 0;
+    first = lengths_of_row(w, lane);
+#pragma unroll 1
     for (std::int32_t b = lane; b < w.attend.batch.num_seqs; b += kLanes) {
-      const std::int32_t own = units_of_row(w, b);
+      const std::int32_t own = b == lane ? first.units : lengths_of_row(w, b).units;
       units += own;
       most = max(most, own);
       if (own > 0) fewest = min(fewest, own);
     }
-#pragma unroll
-    for (int apart = 1; apart < kLanes; apart *= 2) {
-      units += __shfl_xor_sync(kAllLanes, units, apart);
-      most = max(most, __shfl_xor_sync(kAllLanes, most, apart));
-      fewest = min(fewest, __shfl_xor_sync(kAllLanes, fewest, apart));
-    }
+    units = static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, units));
+    most = __reduce_max_sync(kAllLanes, most);
+    fewest = __reduce_min_sync(kAllLanes, fewest);
     return slots_of(units * w.shape.head_tiles, w.max_slots, fewest == most ? most : 0);
   }
 
-  __device__ SlotWalk(const Work& w, Slots slots, std::int32_t slot)
+  /// `rows`: what slots() knew of row `lane`.
+  __device__ SlotWalk(const Work& w, Slots slots, std::int32_t slot, RowLengths rows)
       : run_(slots.run), at_(slot * slots.run), end_(at_ + slots.run) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
     std::int32_t before = 0;
+#pragma unroll 1
     for (std::int32_t first = 0; first < w.attend.batch.num_seqs; first += kLanes) {
-      if (find(w, first, before)) return;
+      if (find(w, first, first == 0 ? rows : lengths_of_row(w, first + lane), before)) return;
     }
     at_ = end_;
   }
@@ -163,13 +174,13 @@ class SlotWalk {
   /// The next piece; not when done.
   __device__ Item next(const Work& w, std::int32_t slot) {
     const AttendParams& a = w.attend;
-    const std::int32_t head_tile = (at_ - row_begin_) / units_;
+    const std::int32_t head_tile = div_small(at_ - row_begin_, units_);
     const std::int32_t begin = row_begin_ + head_tile * units_;
     const std::int32_t end = begin + units_;
     Item item;
     item.b = b_;
-    item.num_tokens = cuda::new_tokens(a.batch, b_);
-    item.kv_len = a.batch.kv_lens[b_];
+    item.num_tokens = new_tokens_;
+    item.kv_len = kv_len_;
     set_heads(w, head_tile, item);
     set_keys(w, item.num_tokens, item);
     item.keys.end_tile = min(item.keys.end_tile, item.keys.first_tile + min(end, end_) - begin);
@@ -183,21 +194,23 @@ class SlotWalk {
     }
     at_ = min(end, end_);
     if (at_ == row_begin_ + units_ * w.shape.head_tiles && at_ < end_) {
-      std::int32_t before = at_ / w.shape.head_tiles;
+      const int lane = static_cast<int>(threadIdx.x) % kLanes;
+      std::int32_t before = div_small(at_, w.shape.head_tiles);
       std::int32_t first = b_ + 1;
-      while (first < a.batch.num_seqs && !find(w, first, before)) first += kLanes;
+      while (first < a.batch.num_seqs && !find(w, first, lengths_of_row(w, first + lane), before))
+        first += kLanes;
       if (first >= a.batch.num_seqs) at_ = end_;  // the last slot, with fewer units
     }
     return item;
   }
 
  private:
-  /// Looks for the sequence of unit at_ among rows first … first + 31; `before` are the units of
-  /// one head tile in front of them, and those of all of them afterwards where it isn't found.
-  __device__ bool find(const Work& w, std::int32_t first, std::int32_t& before) {
+  /// Looks for the sequence of unit at_ among rows first … first + 31, `row` of them the lane's;
+  /// `before` are the units of one head tile in front of them, and those of all of them afterwards
+  /// where it isn't found.
+  __device__ bool find(const Work& w, std::int32_t first, RowLengths row, std::int32_t& before) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    const std::int32_t own = units_of_row(w, first + lane);
-    std::int32_t sum_so_far = own;
+    std::int32_t sum_so_far = row.units;
 #pragma unroll
     for (int apart = 1; apart < kLanes; apart *= 2) {
       const std::int32_t other = __shfl_up_sync(kAllLanes, sum_so_far, apart);
@@ -210,7 +223,9 @@ class SlotWalk {
       return false;
     }
     const int found = __ffs(static_cast<int>(beyond)) - 1;
-    units_ = __shfl_sync(kAllLanes, own, found);
+    units_ = __shfl_sync(kAllLanes, row.units, found);
+    new_tokens_ = __shfl_sync(kAllLanes, row.new_tokens, found);
+    kv_len_ = __shfl_sync(kAllLanes, row.kv_len, found);
     row_begin_ = (before + __shfl_sync(kAllLanes, sum_so_far, found) - units_) * w.shape.head_tiles;
     b_ = first + found;
     return true;
@@ -220,7 +235,9 @@ class SlotWalk {
   std::int32_t at_ = 0;  ///< Unit.
   std::int32_t end_ = 0;
   std::int32_t b_ = 0;
-  std::int32_t units_ = 1;      ///< Of b_, of one head tile.
+  std::int32_t new_tokens_ = 0;  ///< Of b_.
+  std::int32_t kv_len_ = 0;
+  std::int32_t units_ = 1;      ///< Of one head tile.
   std::int32_t row_begin_ = 0;  ///< First unit of b_.
 };
 

@@ -18,6 +18,7 @@ struct BlockState {
   SlotWalk walk;
   std::int32_t slot;
   bool has_item;
+  bool has_more;  ///< Items after this one.
   bool is_last;
   std::int64_t row_offsets[ConfigT::kRows];  ///< Of the item's rows, in q or where they go to.
 };
@@ -28,7 +29,8 @@ struct BlockState {
 template <typename ConfigT>
 __device__ void first_item(const Work& w, BlockState<ConfigT>& state) {
   if (threadIdx.x < kLanes) {
-    const Slots slots = w.max_slots > 0 ? SlotWalk::slots(w) : Slots{};
+    RowLengths row;
+    const Slots slots = w.max_slots > 0 ? SlotWalk::slots(w, row) : Slots{};
     const auto count = static_cast<std::uint32_t>(slots.count);
     std::uint32_t items = 0;  // of a head tile
     if (!ConfigT::kFew && w.max_items > 0)
@@ -49,7 +51,7 @@ __device__ void first_item(const Work& w, BlockState<ConfigT>& state) {
     std::int32_t own_slot = -1;
     if (has_item && slots_upto > slot) {
       own_slot = static_cast<std::int32_t>(slot);
-      walk = SlotWalk(w, slots, own_slot);
+      walk = SlotWalk(w, slots, own_slot, row);
       has_item = !walk.done();
       if (has_item) item = walk.next(w, own_slot);
     } else if (!ConfigT::kFew && has_item) {
@@ -60,25 +62,24 @@ __device__ void first_item(const Work& w, BlockState<ConfigT>& state) {
       state.walk = walk;
       state.slot = own_slot;
       state.has_item = has_item;
+      state.has_more = has_item && own_slot >= 0 && !walk.done();
     }
   }
   __syncthreads();
 }
 
-/// By all threads; what the last item left in shared memory is gone.
+/// By all threads, where there is one more; what the last item left in shared memory is gone.
 template <typename ConfigT>
 __device__ void next_item(const Work& w, BlockState<ConfigT>& state) {
   __syncthreads();
   if (threadIdx.x < kLanes) {
     SlotWalk walk = state.walk;
-    const bool has_item = state.slot >= 0 && !walk.done();
-    Item item;
-    if (has_item) item = walk.next(w, state.slot);
+    const Item item = walk.next(w, state.slot);
     __syncwarp();
     if (threadIdx.x == 0) {
       state.item = item;
       state.walk = walk;
-      state.has_item = has_item;
+      state.has_more = !walk.done();
     }
   }
   __syncthreads();
@@ -106,75 +107,72 @@ __device__ inline std::int64_t partial_row(const Item& item, const RowPlace& pla
          (place.head - item.first_head) * item.head_step;
 }
 
-/// Rows first_row … end_row - 1 of a piece: what each part's share of the row is, by a warp a row;
-/// `shares` [rows, parts] and `factors` [rows] are in shared memory.
-template <typename ConfigT>
-__device__ void share_out(const Work& w, const Item& item, int first_row, int end_row,
-                          float* shares, float* factors) {
+/// Adds the parts of a row, in their order, to the output; by a warp. Code that is new to the
+/// multiprocessor costs more than what it does, so that loops stay short.
+template <typename T, typename ConfigT>
+__device__ void add_parts(const Work& w, const Item& item, int row) {
+  constexpr int kOwn = ConfigT::kDimV / kLanes;  // dims of a lane
+  const AttendParams& a = w.attend;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const std::int32_t parts = item.sharing.num_parts;
+  const auto row_of = [&](std::int32_t part) {
+    return w.slot_partials + partial_of(item.sharing, part) * w.slot_rows + row;
+  };
+  RowStats sums{-INFINITY, 0.0F};
+  float out[kOwn] = {};
 #pragma unroll 1
-  for (int row = first_row + static_cast<int>(threadIdx.x) / kLanes; row < end_row;
-       row += ConfigT::kWarps) {
-    float* own = shares + (row - first_row) * parts;
-    const auto stats_of = [&](std::int32_t part) {
-      const std::int64_t at = w.slot_partials + partial_of(item.sharing, part) * w.slot_rows + row;
-      return __ldcg(reinterpret_cast<const float2*>(w.stats + at));
-    };
-    float max = -INFINITY;
-    for (std::int32_t part = lane; part < parts; part += kLanes) max = fmaxf(max, stats_of(part).x);
+  for (std::int32_t first = 0; first < parts; first += kLanes) {
+    const std::int32_t count = min(parts - first, kLanes);
+    float2 stats = {-INFINITY, 0.0F};
+    if (lane < count)
+      stats = __ldcg(reinterpret_cast<const float2*>(w.stats + row_of(first + lane)));
+    float max = fmaxf(sums.max, stats.x);
 #pragma unroll
     for (int apart = 1; apart < kLanes; apart *= 2)
       max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, apart));
     const float base = max == -INFINITY ? 0.0F : max;
-    float sum = 0.0F;
-    for (std::int32_t part = lane; part < parts; part += kLanes) {
-      const float2 stats = stats_of(part);
-      const float share = cuda::fast_exp2(stats.x - base);
-      own[part] = share;
-      sum += stats.y * share;
-    }
+    const float kept = cuda::fast_exp2(sums.max - base);
+    const float share = cuda::fast_exp2(stats.x - base);
+    float sum = stats.y * share;
 #pragma unroll
     for (int apart = 1; apart < kLanes; apart *= 2) sum += __shfl_xor_sync(kAllLanes, sum, apart);
-    if (lane == 0) {
-      const RowPlace place = place_of_row(w, item, row);
-      write_lse(w.attend, item.b, place.token, place.head, {max, sum});
-      factors[row - first_row] = factor_of(w.attend, place.head, {max, sum});
+    sums = {max, sums.sum * kept + sum};
+#pragma unroll
+    for (float& value : out) value *= kept;
+#pragma unroll(kOwn <= 4 ? 8 : 4)
+    for (std::int32_t i = 0; i < count; ++i) {
+      const float part_share = __shfl_sync(kAllLanes, share, i);
+      const float* from = w.partials + row_of(first + i) * ConfigT::kDimV + lane * kOwn;
+#pragma unroll
+      for (int e = 0; e < kOwn; e += 2) {
+        const float2 values = __ldcg(reinterpret_cast<const float2*>(from + e));
+        out[e] += values.x * part_share;
+        out[e + 1] += values.y * part_share;
+      }
     }
   }
-}
-
-/// Adds the parts of a row, four dims from `dim` on, to the output, in their order.
-template <typename ConfigT>
-__device__ void add_parts(const Work& w, const Item& item, int row, int dim, const float* shares,
-                          float factor) {
-  const AttendParams& a = w.attend;
-  const std::int32_t parts = item.sharing.num_parts;
-  float out[4] = {};
-#pragma unroll 8
-  for (std::int32_t part = 0; part < parts; ++part) {
-    const std::int64_t at = w.slot_partials + partial_of(item.sharing, part) * w.slot_rows + row;
-    const float4 values =
-        __ldcg(reinterpret_cast<const float4*>(w.partials + at * ConfigT::kDimV + dim));
-    const float share = shares[part];
-    out[0] += values.x * share;
-    out[1] += values.y * share;
-    out[2] += values.z * share;
-    out[3] += values.w * share;
-  }
   const RowPlace place = place_of_row(w, item, row);
+  const float factor = factor_of(a, place.head, sums);
   const std::int64_t to = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
-                          place.head * a.out_layout.head_stride + dim;
+                          place.head * a.out_layout.head_stride;
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    if (dim + e < a.head_dim_v) cuda::store_element(a.out, a.out_dtype, to + e, out[e] * factor);
+  for (int e = 0; e < kOwn; e += 2) {
+    const int dim = lane * kOwn + e;
+    if (dim >= a.head_dim_v) break;
+    if (w.out_in_vectors) {
+      *reinterpret_cast<std::uint32_t*>(static_cast<T*>(a.out) + to + dim) =
+          cuda::pack_pair<T>(out[e] * factor, out[e + 1] * factor);
+    } else {
+      cuda::store_element(a.out, a.out_dtype, to + dim, out[e] * factor);
+      cuda::store_element(a.out, a.out_dtype, to + dim + 1, out[e + 1] * factor);
+    }
   }
+  if (lane == 0) write_lse(a, item.b, place.token, place.head, sums);
 }
 
 /// The block's part of a piece is written; the last block to say so adds them all.
-template <typename ConfigT>
-__device__ __noinline__ void share_piece(const Work& w, BlockState<ConfigT>& state,
-                                         unsigned char* smem) {
+template <typename T, typename ConfigT>
+__device__ __noinline__ void share_piece(const Work& w, BlockState<ConfigT>& state) {
   const Item& item = state.item;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -189,27 +187,10 @@ __device__ __noinline__ void share_piece(const Work& w, BlockState<ConfigT>& sta
   }
   __syncthreads();
   if (!state.is_last) return;
-  constexpr int kChunks = ConfigT::kDimV / 4;
-  constexpr int kRoom = ConfigT::kSmemBytes / static_cast<int>(sizeof(float)) - ConfigT::kRows;
-  auto* factors = reinterpret_cast<float*>(smem);
-  float* shares = factors + ConfigT::kRows;
-  const int rows_at_once = min(kRoom / item.sharing.num_parts, item.num_rows());
 #pragma unroll 1
-  for (int first_row = 0; first_row < item.num_rows(); first_row += rows_at_once) {
-    const int end_row = min(first_row + rows_at_once, item.num_rows());
-    __syncthreads();
-    share_out<ConfigT>(w, item, first_row, end_row, shares, factors);
-    __syncthreads();
-    const int work = (end_row - first_row) * kChunks;
-#pragma unroll 1
-    for (int c = static_cast<int>(threadIdx.x); c < work; c += ConfigT::kThreads) {
-      const int row = c / kChunks;
-      const int dim = c % kChunks * 4;
-      if (dim >= w.attend.head_dim_v) continue;
-      add_parts<ConfigT>(w, item, first_row + row, dim, shares + row * item.sharing.num_parts,
-                         factors[row]);
-    }
-  }
+  for (int row = static_cast<int>(threadIdx.x) / kLanes; row < item.num_rows();
+       row += ConfigT::kWarps)
+    add_parts<T, ConfigT>(w, item, row);
 }
 
 }  // namespace octavo::kernels::flash2

@@ -8,6 +8,7 @@
 // batch-invariant mode, makes items: a q tile, or an even split of the keys of one.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/cuda/flash2/config.h"
@@ -28,6 +29,16 @@ inline constexpr std::int32_t kMaxSlots = 1024;
 
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t by) {
   return (value + by - 1) / by;
+}
+/// In 32 bits, unsigned: what a thread of a GPU does in a tenth of the time.
+constexpr std::int32_t ceil_div_small(std::int32_t value, std::int32_t by) {
+  return static_cast<std::int32_t>(
+      (static_cast<std::uint32_t>(value) + static_cast<std::uint32_t>(by) - 1) /
+      static_cast<std::uint32_t>(by));
+}
+constexpr std::int32_t div_small(std::int32_t value, std::int32_t by) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(value) /
+                                   static_cast<std::uint32_t>(by));
 }
 constexpr std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 constexpr std::int64_t most(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
@@ -100,7 +111,8 @@ constexpr Reach reach_of(bool causal, std::int64_t window_left, std::int64_t win
 struct CutShape {
   std::int32_t q_tile = 1;
   std::int32_t head_tiles = 1;
-  std::int32_t tile_keys = 1;
+  std::int32_t tile_keys = 1;  ///< 2 to the power of log_tile_keys.
+  std::int32_t log_tile_keys = 0;
   Reach reach;
   bool batch_invariant = false;
   bool streams = true;  ///< Whether there are slots; else all sequences make items.
@@ -117,6 +129,7 @@ constexpr CutShape cut_shape(const AttendParams& p, const Instance& instance,
   return {.q_tile = tiling.q_tile,
           .head_tiles = tiling.head_tiles,
           .tile_keys = instance.keys,
+          .log_tile_keys = std::countr_zero(static_cast<std::uint32_t>(instance.keys)),
           .reach = reach_of(p.causal, p.window_left, p.window_right),
           .batch_invariant = p.batch_invariant,
           .streams = !p.batch_invariant && step_streams(maxima, tiling.head_tiles)};
@@ -138,7 +151,7 @@ constexpr KeySpan keys_seen(const CutShape& shape, std::int32_t new_tokens, std:
   const std::int32_t begin = shape.reach.begin(first);
   const std::int32_t end = shape.reach.end(first + num_tokens - 1, kv_len);
   if (begin >= end) return {};
-  return {begin, end, begin / shape.tile_keys, (end + shape.tile_keys - 1) / shape.tile_keys};
+  return {begin, end, begin >> shape.log_tile_keys, ((end - 1) >> shape.log_tile_keys) + 1};
 }
 
 // ---- Slots
@@ -167,14 +180,14 @@ struct Slots {
 /// one, where that makes them at most a sixteenth longer.
 constexpr Slots slots_of(std::int32_t units, std::int32_t most_slots, std::int32_t each) {
   if (units == 0) return {};
-  const auto even = static_cast<std::int32_t>(ceil_div(units, most_slots));
+  const std::int32_t even = ceil_div_small(units, most_slots);
   std::int32_t run = even > kMinSlotTiles ? even : kMinSlotTiles;
   if (each > 0) {
-    const std::int32_t whole = run >= each ? static_cast<std::int32_t>(ceil_div(run, each)) * each
-                                           : static_cast<std::int32_t>(ceil_div(each, each / run));
+    const std::int32_t whole =
+        run >= each ? ceil_div_small(run, each) * each : ceil_div_small(each, div_small(each, run));
     if (whole - run <= run / 16) run = whole;
   }
-  return {static_cast<std::int32_t>(ceil_div(units, run)), run};
+  return {ceil_div_small(units, run), run};
 }
 
 /// Which slots share the units [begin, end) of one sequence and head tile.
@@ -184,8 +197,8 @@ struct Sharing {
   bool first_is_second = false;  ///< In the first slot, something else begins before.
 };
 constexpr Sharing sharing_of(std::int32_t begin, std::int32_t end, std::int32_t run) {
-  const std::int32_t first = begin / run;
-  return {first, (end - 1) / run - first + 1, begin > first * run};
+  const std::int32_t first = div_small(begin, run);
+  return {first, div_small(end - 1, run) - first + 1, begin > first * run};
 }
 /// A slot has two partial results at most: of what it goes on with, and of what goes on behind it.
 constexpr std::int32_t partial_of(const Sharing& sharing, std::int32_t part) {

@@ -74,37 +74,52 @@ __device__ uint4 read_query(const Work& w, const Frequencies& frequencies, const
   return own.bits;
 }
 
-/// Brings the item's rows of q to the first `rows` of its tile; rows and dims that it hasn't become
-/// 0. What is neither rotated nor unaligned comes by copies of the thread's open group. By all
-/// threads. Not inlined: it has the whole of RoPE, and several callers.
-template <typename T, typename ConfigT>
-__device__ __noinline__ void load_queries(const Work& w, Frequencies frequencies,
-                                          BlockState<ConfigT>& state, int rows, unsigned char* to) {
-  constexpr int kChunks = ConfigT::kDim / kChunk;
+/// Whether rows of q are copied as they are, 16 bytes at a time.
+__device__ inline bool copies_queries(const Work& w) {
+  return w.q_in_vectors && w.attend.rope.rotary_dim == 0;
+}
+
+/// Where row `row` of the item's tile lies in q; kNoOffset where there is none.
+__device__ inline std::int64_t query_offset(const Work& w, const Item& item, int row) {
   const AttendParams& a = w.attend;
-  const Item& item = state.item;
-  const bool copies = w.q_in_vectors && a.rope.rotary_dim == 0;
-  if (copies) {
-    for (int row = static_cast<int>(threadIdx.x); row < rows; row += ConfigT::kThreads) {
-      const RowPlace place = place_of_row(w, item, row);
-      state.row_offsets[row] = place.exists
-                                   ? cuda::token_offset(a.q_layout, a.batch, item.b, place.token) +
-                                         place.head * a.q_layout.head_stride
-                                   : kNoOffset;
-    }
-    __syncthreads();
-    const SmemAddress tile = cuda::smem_address(to);
+  const RowPlace place = place_of_row(w, item, row);
+  if (!place.exists) return kNoOffset;
+  return cuda::token_offset(a.q_layout, a.batch, item.b, place.token) +
+         place.head * a.q_layout.head_stride;
+}
+
+/// Copies the first `rows` rows of q, whose offsets offset_of(row) gives.
+template <typename T, typename ConfigT, typename OffsetT>
+__device__ void copy_queries(const Work& w, int rows, SmemAddress to, const OffsetT& offset_of) {
+  constexpr int kChunks = ConfigT::kDim / kChunk;
+  const auto* q = static_cast<const T*>(w.attend.q);
 #pragma unroll 4
-    for (int c = static_cast<int>(threadIdx.x); c < rows * kChunks; c += ConfigT::kThreads) {
-      const int row = c / kChunks;
-      const int chunk = c % kChunks;
-      const std::int64_t offset = state.row_offsets[row];
-      const bool valid = offset != kNoOffset && chunk * kChunk < a.head_dim;
-      const auto* q = static_cast<const T*>(a.q);
-      cuda::copy_async(tile + place_of<ConfigT>(row, chunk),
-                       valid ? q + offset + chunk * kChunk : q, valid);
+  for (int c = static_cast<int>(threadIdx.x); c < rows * kChunks; c += ConfigT::kThreads) {
+    const int row = c / kChunks;
+    const int chunk = c % kChunks;
+    const std::int64_t offset = offset_of(row);
+    const bool valid = offset != kNoOffset && chunk * kChunk < w.attend.head_dim;
+    cuda::copy_async(to + place_of<ConfigT>(row, chunk), valid ? q + offset + chunk * kChunk : q,
+                     valid);
+  }
+}
+
+/// As load_queries. Not inlined: it has the whole of RoPE, and several callers.
+template <typename T, typename ConfigT>
+__device__ __noinline__ void load_any_queries(const Work& w, Frequencies frequencies,
+                                              BlockState<ConfigT>& state, int rows,
+                                              unsigned char* to) {
+  constexpr int kChunks = ConfigT::kDim / kChunk;
+  const Item& item = state.item;
+  if constexpr (!ConfigT::kFew) {
+    if (copies_queries(w)) {
+      for (int row = static_cast<int>(threadIdx.x); row < rows; row += ConfigT::kThreads)
+        state.row_offsets[row] = query_offset(w, item, row);
+      __syncthreads();
+      copy_queries<T, ConfigT>(w, rows, cuda::smem_address(to),
+                               [&](int row) { return state.row_offsets[row]; });
+      return;
     }
-    return;
   }
 #pragma unroll 1
   for (int c = static_cast<int>(threadIdx.x); c < rows * kChunks; c += ConfigT::kThreads) {
@@ -112,10 +127,26 @@ __device__ __noinline__ void load_queries(const Work& w, Frequencies frequencies
     const int chunk = c % kChunks;
     const RowPlace place = place_of_row(w, item, row);
     uint4 bits{};
-    if (place.exists && chunk * kChunk < a.head_dim)
+    if (place.exists && chunk * kChunk < w.attend.head_dim)
       bits = read_query<T>(w, frequencies, item, place.token, place.head, chunk * kChunk);
     *reinterpret_cast<uint4*>(to + place_of<ConfigT>(row, chunk)) = bits;
   }
+}
+
+/// Brings the item's rows of q to the first `rows` of its tile; rows and dims that it hasn't become
+/// 0. What is neither rotated nor unaligned comes by copies of the thread's open group. By all
+/// threads. Few rows are not worth telling each other where they lie.
+template <typename T, typename ConfigT>
+__device__ void load_queries(const Work& w, Frequencies frequencies, BlockState<ConfigT>& state,
+                             int rows, unsigned char* to) {
+  if constexpr (ConfigT::kFew) {
+    if (copies_queries(w)) {
+      copy_queries<T, ConfigT>(w, rows, cuda::smem_address(to),
+                               [&](int row) { return query_offset(w, state.item, row); });
+      return;
+    }
+  }
+  load_any_queries<T, ConfigT>(w, frequencies, state, rows, to);
 }
 
 /// A tile's copies, to be issued one by one between products.
