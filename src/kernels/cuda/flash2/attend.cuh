@@ -45,7 +45,9 @@ template <typename T, typename ConfigT, int kRowTiles>
 __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
                                   BlockState<ConfigT>& state, unsigned char* smem) {
   const Item& item = state.item;
-  constexpr int kTiles = ConfigT::kKeys / 8;
+  constexpr int kTiles = ConfigT::kScoreKeys / 8;
+  /// Copies between the products cost registers.
+  constexpr bool kSpreads = ConfigT::kScoreKeys == ConfigT::kKeys;
   constexpr int kAhead = ConfigT::kStages - 1;  // tiles on their way while one is worked on
   constexpr int kWarpRows = kRowTiles * kProductRows;
   const Buffers<ConfigT> buffers{cuda::smem_address(smem)};
@@ -72,21 +74,31 @@ __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
     }
     const int to = stage == 0 ? ConfigT::kStages - 1 : stage - 1;
     const bool loads = tile + kAhead < end_tile;
-    SpreadCopies copies = loader.spread(buffers.k(to), buffers.v(to));
-    copies.wanted = copies.wanted && loads && is_here && has_rows;
+    SpreadCopies copies{};
+    if constexpr (kSpreads) {
+      copies = loader.spread(buffers.k(to), buffers.v(to));
+      copies.wanted = copies.wanted && loads && is_here && has_rows;
+    }
     if (loads && !copies.wanted) {
       loader.load_keys(buffers.k(to));
       loader.load_values(buffers.v(to));
     }
+    if constexpr (!kSpreads) cuda::commit_copies();
     loader.look_up(tile + kAhead + 1);
     if (is_here && has_rows) {
-      float scores[kRowTiles][kTiles][4];
-      multiply_keys<T, ConfigT>(scores, buffers.q, first_row, buffers.k(stage), 0, lane,
-                                [&](int step) { loader.copy(copies, step); });
-      cuda::commit_copies();
-      weigh_keys(w, item, rule, first_row, tile * ConfigT::kKeys, lane, scores, stats, out);
-      multiply_values<T, ConfigT>(out, scores, buffers.v(stage), 0, 0, lane);
-    } else {
+#pragma unroll 1
+      for (int first = 0; first < ConfigT::kKeys; first += ConfigT::kScoreKeys) {
+        float scores[kRowTiles][kTiles][4];
+        multiply_keys<T, ConfigT>(scores, buffers.q, first_row, buffers.k(stage), first, lane,
+                                  [&](int step) {
+                                    if constexpr (kSpreads) loader.copy(copies, step);
+                                  });
+        if constexpr (kSpreads) cuda::commit_copies();
+        weigh_keys(w, item, rule, first_row, tile * ConfigT::kKeys + first, lane, scores, stats,
+                   out);
+        multiply_values<T, ConfigT>(out, scores, buffers.v(stage), first, 0, lane);
+      }
+    } else if constexpr (kSpreads) {
       cuda::commit_copies();
     }
     stage = next_stage<ConfigT::kStages>(stage);

@@ -31,6 +31,9 @@ struct TileConfig {
   static constexpr bool kWide = false;
   static constexpr int kRows = (kFew ? 1 : kWarps) * kRowTiles * kProductRows;
   static constexpr int kWarpKeys = kKeys / kWarps;  ///< That a warp brings.
+  /// Whose scores a warp has at once where rows are dealt: half a tile where the sums of two tiles
+  /// of rows leave no registers for more.
+  static constexpr int kScoreKeys = kRowTiles == 2 && kDim > 64 ? kKeys / 2 : kKeys;
   /// With few rows the keys are dealt to groups of warps, sixteen each; the warps of a group share
   /// the dims of V.
   static constexpr int kKeyGroups = kKeys / 16;
