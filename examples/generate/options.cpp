@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -85,8 +86,21 @@ void check(Options& options) {
   if (options.num_threads == 0) options.num_threads = omp_get_max_threads();
 }
 
+// CLI11 takes a sign and what doesn't fit for another number.
+std::uint64_t seed_of(const std::string& word) {
+  std::uint64_t seed = 0;
+  const char* const end = word.data() + word.size();
+  const auto [at, error] = std::from_chars(word.data(), end, seed);
+  if (error != std::errc() || at != end) {
+    fail("--seed: wanted 0 to {}, got {}", std::numeric_limits<std::uint64_t>::max(),
+         printable(word));
+  }
+  return seed;
+}
+
 // Options that are words, as they stand on the command line.
 struct Words {
+  std::string seed = "0";
   std::string cache = "paged";
   std::string cache_type = "f32";
   std::string weights = "f32";
@@ -98,6 +112,7 @@ void take_words(const Words& words, Options& options) {
   using octavo::Backend;
   using octavo::CacheKind;
   using octavo::DType;
+  options.seed = seed_of(words.seed);
   options.cache = choose<CacheKind>(
       "--cache", words.cache, {{"paged", CacheKind::Paged}, {"contiguous", CacheKind::Contiguous}});
   options.cache_type =
@@ -155,7 +170,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
                  "0 takes the likeliest token each time; higher is more varied")
       ->capture_default_str()
       ->group(answers);
-  app.add_option("--seed", options.seed, "Of the draws that a temperature needs")
+  app.add_option("--seed", words.seed, "Of the draws that a temperature needs")
+      ->type_name("UINT")
       ->capture_default_str()
       ->group(answers);
   app.add_flag("--raw", options.raw, "Continue the prompts as they are, without a chat template")

@@ -30,6 +30,7 @@ const std::vector<std::string>& long_lines() {
   static const std::vector<std::string> lines = {
       "b3 q2 s300 steps3 hq6 hkv2 d40 p16 f32 seed41",
       "b2 q1 s600 steps3 hq8 hkv1 d64 p16 bf16 seed42",
+      "b2 q1 s300 steps2 hq16 hkv8 d128 p16 bf16 w150,0 seed45",
       "b5 q3 s40 steps16 hq4 hkv2 d16 p16 f16 life bshd seed43",
       "b2 q3 s150 hq6 hkv2 d48 dv24 p16 f32 full w60,4 cap10 sinks alibi seed44",
   };

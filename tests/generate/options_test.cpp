@@ -53,6 +53,17 @@ TEST(Options, HaveTheirDefaults) {
   EXPECT_GE(options.num_threads, 1);
 }
 
+TEST(Options, TakeSeedsOf64Bits) {
+  EXPECT_EQ(parse({"Hi", "--seed", "18446744073709551615"}).seed, 18446744073709551615U);
+}
+
+TEST(Options, RefuseSeedsThatAreNone) {
+  for (const char* seed : {"18446744073709551616", "-1", "", "7x"}) {
+    EXPECT_THAT(refusal({"Hi", "--seed", seed}),
+                HasSubstr(std::string("--seed: wanted 0 to 18446744073709551615, got ") + seed));
+  }
+}
+
 TEST(Options, TakeSeveralPromptsAmongOptions) {
   EXPECT_THAT(parse({"one", "--max-tokens", "5", "two"}).prompts, ElementsAre("one", "two"));
 }

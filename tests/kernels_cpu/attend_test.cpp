@@ -122,6 +122,24 @@ std::vector<Named> problems() {
     p.causal = false;
     p.sequences = {{0, 3}, {0, 0}, {2, 5}};
   });
+  // Decodes of slots of 2 kB and more, whose heads are walked in runs: several tiles, splits, units
+  // that follow each other, rows that see parts of tiles, and a V wider than K.
+  const auto decodes = [](Problem& p) { p.sequences = {{300, 1}, {70, 2}, {641, 1}, {5, 2}}; };
+  add("long_slots", with_dims(80, 80, 16, 8), decodes);
+  add("long_slots_wide_values", with_dims(80, 100, 12, 12), decodes);
+  add("long_slots_window", with_dims(128, 128, 16, 8), [&](Problem& p) {
+    decodes(p);
+    p.window = {130, -1};
+  });
+  add("long_slots_splits", with_dims(128, 128, 16, 8), [&](Problem& p) {
+    decodes(p);
+    p.split_tiles = 2;
+  });
+  add("short_slots_splits", with_dims(64, 64, 9, 3), [&](Problem& p) {
+    decodes(p);
+    p.split_tiles = 2;
+    p.window = {200, -1};
+  });
   add("long", with_dims(64, 64, 6, 2), [](Problem& p) {
     p.sequences = {{8192, 1}, {5000, 3}};
     p.split_tiles = 20;

@@ -14,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace octavo::kernels::cpu {
 namespace HWY_NAMESPACE {
-void attend_bf16(const Unit& unit) { UnitKernel<Bf16Elements>(unit).run(); }
+void attend_bf16(const Unit& unit) { attend_unit<Bf16Elements>(unit); }
 }  // namespace HWY_NAMESPACE
 }  // namespace octavo::kernels::cpu
 HWY_AFTER_NAMESPACE();

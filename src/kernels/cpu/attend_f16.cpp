@@ -14,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace octavo::kernels::cpu {
 namespace HWY_NAMESPACE {
-void attend_f16(const Unit& unit) { UnitKernel<F16Elements>(unit).run(); }
+void attend_f16(const Unit& unit) { attend_unit<F16Elements>(unit); }
 }  // namespace HWY_NAMESPACE
 }  // namespace octavo::kernels::cpu
 HWY_AFTER_NAMESPACE();

@@ -14,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace octavo::kernels::cpu {
 namespace HWY_NAMESPACE {
-void attend_f32(const Unit& unit) { UnitKernel<F32Elements>(unit).run(); }
+void attend_f32(const Unit& unit) { attend_unit<F32Elements>(unit); }
 }  // namespace HWY_NAMESPACE
 }  // namespace octavo::kernels::cpu
 HWY_AFTER_NAMESPACE();

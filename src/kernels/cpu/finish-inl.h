@@ -136,11 +136,32 @@ inline void combine_row(const Unit& unit, std::int32_t i, std::int32_t head,
   finish_wide_row(p, unit.b, i, head, RowState<float>{weighted, max, sum});
 }
 
+// Other threads wrote most of it: it is on its way while the rows before are combined.
+inline void fetch_partials(const Unit& unit, std::int32_t i, std::int32_t head) {
+  constexpr std::int64_t kLineFloats = 16;
+  const AttendParams& p = *unit.params;
+  const std::int64_t first_row =
+      unit.first_partial_row + std::int64_t{i - unit.first_token} * unit.num_splits;
+  const std::int64_t stride = padded(p.head_dim_v);
+  for (std::int32_t j = 0; j < unit.num_splits; ++j) {
+    const float* row = unit.partials->weighted + ((first_row + j) * p.num_q_heads + head) * stride;
+    for (std::int64_t e = 0; e < stride; e += kLineFloats) __builtin_prefetch(row + e, 0, 2);
+  }
+}
+
 // All rows of a unit, whose splits are all there.
 inline void combine_rows(const Unit& unit, float* weighted) {
+  constexpr std::int32_t kAhead = 4;
   const std::int32_t group = unit.params->num_q_heads / unit.params->num_kv_heads;
+  const std::int32_t end = unit.end_head * group;
   for (std::int32_t i = unit.first_token; i < unit.first_token + unit.num_tokens; ++i) {
-    for (std::int32_t h = unit.first_head * group; h < unit.end_head * group; ++h) {
+    for (std::int32_t h = unit.first_head * group; h < end; ++h) {
+      if (h == unit.first_head * group) {
+        for (std::int32_t next = h; next < std::min(h + kAhead, end); ++next) {
+          fetch_partials(unit, i, next);
+        }
+      }
+      if (h + kAhead < end) fetch_partials(unit, i, h + kAhead);
       combine_row(unit, i, h, weighted);
     }
   }

@@ -16,6 +16,7 @@ struct Span {
   std::int32_t end = 0;
   bool operator==(const Span& other) const { return begin == other.begin && end == other.end; }
   [[nodiscard]] bool empty() const { return begin >= end; }
+  [[nodiscard]] std::int64_t size() const { return end - begin; }
 };
 
 struct KeyTile {

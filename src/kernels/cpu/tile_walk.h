@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cpu/key_tile.h"
@@ -17,13 +18,16 @@ class Lines {
  public:
   Lines() = default;
 
+  enum class Order { Slots, Heads };
+
   /// Rows of `keys`, heads [first_head, end_head).
   Lines(const PagedTensor& tensor, std::int64_t element_bytes, std::int64_t dim,
-        const std::int64_t* offsets, Span keys, std::int32_t first_head, std::int32_t end_head)
+        const std::int64_t* offsets, Span keys, std::int32_t first_head, std::int32_t end_head,
+        Order order = Order::Slots)
       : offsets_(offsets), element_bytes_(element_bytes), keys_(keys), key_(keys.begin) {
     if (keys.empty() || first_head >= end_head) return;
     const std::int64_t heads = end_head - first_head;
-    const bool together = tensor.head_stride == dim;
+    const bool together = order == Order::Slots && tensor.head_stride == dim;
     base_ = static_cast<const char*>(tensor.data) + first_head * tensor.head_stride * element_bytes;
     head_bytes_ = tensor.head_stride * element_bytes;
     piece_lines_ = ((together ? heads * dim : dim) * element_bytes + kLine - 1) / kLine;
@@ -82,6 +86,9 @@ class Ahead {
 
   [[nodiscard]] std::int64_t count() const { return first_.count() + second_.count(); }
 
+  /// Of the second rows, what is left.
+  [[nodiscard]] const Lines& second() const { return second_; }
+
   /// Deals so many lines evenly to so many steps.
   void pace(std::int64_t lines, std::int64_t steps) {
     lines_a_step_ = lines * kOne / std::max<std::int64_t>(1, steps);
@@ -126,9 +133,17 @@ inline bool is_direct(const Unit& unit) {
          kDirectRows;
 }
 
-/// Goes over the tiles of some heads of a unit. The direct way takes the heads in runs: while a
-/// run's scores are made its V is fetched, while its V is summed the next run's K, which may be the
-/// next tile's or the next unit's.
+/// Keys of a tile that the direct way scores at once, of all heads of a run, where they are still
+/// to come: so many of long slots, so many of short ones.
+inline constexpr std::int32_t kFewKeys = 8;
+inline constexpr std::int32_t kFewShortKeys = 16;
+
+/// The first few keys of `seen`, up to a multiple of `few`.
+inline Span first_keys_of(Span seen, std::int32_t few) {
+  return {seen.begin, std::min(seen.end, (seen.begin / few + 1) * few)};
+}
+
+/// Goes over the tiles of some heads of a unit. The direct way takes the heads in runs.
 class TileWalk {
  public:
   explicit TileWalk(const Unit& unit) : unit_(unit) {
@@ -143,22 +158,21 @@ class TileWalk {
     end_head_ = end_head;
     last_ = false;
     if (unit_.first_key_tile >= unit_.end_key_tile) return;
-    locate(unit_, unit_.first_key_tile, tiles_[1 - current_]);
+    locate(unit_, unit_.first_key_tile, next_tile());
   }
 
-  /// Makes tile `t` the current one and looks up the one behind it.
+  /// Makes tile `t` the current one and looks up the one behind it. The one before stays as it is.
   void enter(std::int64_t t) {
-    current_ = 1 - current_;
-    KeyTile& next = tiles_[1 - current_];
-    next.seen = {};
+    current_ = (current_ + 1) % 3;
+    next_tile().seen = {};
+    first_ = t == unit_.first_key_tile;
     last_ = t + 1 == unit_.end_key_tile;
-    cold_ = t == unit_.first_key_tile && !unit_.fetched;
     if (!last_) {
-      locate(unit_, t + 1, next);
+      locate(unit_, t + 1, next_tile());
     } else if (is_direct(unit_) && unit_.source != nullptr) {
-      next_ = unit_.source->claim();
-      if (next_ != nullptr && next_->first_key_tile < next_->end_key_tile) {
-        locate(*next_, next_->first_key_tile, next);
+      next_unit_ = unit_.source->claim();
+      if (next_unit_ != nullptr && next_unit_->first_key_tile < next_unit_->end_key_tile) {
+        locate(*next_unit_, next_unit_->first_key_tile, next_tile());
       }
     }
   }
@@ -170,75 +184,96 @@ class TileWalk {
     return static_cast<std::int32_t>(std::min<std::int64_t>(head + run_heads_, end_head_));
   }
 
-  /// Whether the tile is the first of a unit whose first K nobody has fetched.
-  [[nodiscard]] bool is_cold() const { return cold_; }
-
-  [[nodiscard]] Lines values(std::int32_t first_head, std::int32_t end_head) const {
-    return values(tile(), tile().seen, first_head, end_head);
+  /// Bytes of a slot's K that a run reads.
+  [[nodiscard]] std::int64_t run_bytes() const {
+    const std::int64_t heads =
+        std::min<std::int64_t>(run_heads_, unit_.end_head - unit_.first_head);
+    return heads * unit_.params->head_dim * element_bytes_;
   }
 
-  /// The tile's keys [begin, end), in so far as they are seen.
-  [[nodiscard]] Lines keys_between(std::int64_t begin, std::int64_t end, std::int32_t first_head,
-                                   std::int32_t end_head) const {
-    return keys(tile(), part(begin, end), first_head, end_head);
+  /// Whether the run that starts with `head` is the unit's first, and whether its K was fetched by
+  /// the unit before or by nobody.
+  [[nodiscard]] bool is_fetched(std::int32_t head) const {
+    return first_ && head == first_head_ && unit_.fetched;
   }
-  [[nodiscard]] Lines values_between(std::int64_t begin, std::int64_t end, std::int32_t first_head,
-                                     std::int32_t end_head) const {
-    return values(tile(), part(begin, end), first_head, end_head);
+  [[nodiscard]] bool is_cold(std::int32_t head) const {
+    return first_ && head == first_head_ && !unit_.fetched;
   }
 
-  /// K of the run behind the one that ends at `head`.
-  [[nodiscard]] Lines keys_after(std::int32_t head) {
-    if (head < end_head_) return keys(tile(), tile().seen, head, run_end(head));
-    const KeyTile& next = tiles_[1 - current_];
-    if (!last_) return keys(next, next.seen, first_head_, run_end(first_head_));
-    if (next_ == nullptr) return {};
-    next_->fetched = true;
+  /// Whether the tile is the unit's last.
+  [[nodiscard]] bool is_last() const { return last_; }
+
+  /// Whether nothing comes behind the run that ends at `head`, of this unit or of the next.
+  [[nodiscard]] bool is_final(std::int32_t head) const {
+    return head == end_head_ && last_ && tiles_[(current_ + 1) % 3].seen.empty();
+  }
+
+  /// Rows of the tile.
+  [[nodiscard]] Lines keys(Span span, std::int32_t first_head, std::int32_t end_head) const {
+    return keys(tile(), span, first_head, end_head);
+  }
+  [[nodiscard]] Lines values(Span span, std::int32_t first_head, std::int32_t end_head,
+                             Lines::Order order = Lines::Order::Slots) const {
+    const AttendParams& p = *unit_.params;
+    return {p.kv.v, element_bytes_, p.head_dim_v, tile().v_offsets,
+            span,   first_head,     end_head,     order};
+  }
+
+  /// The first few keys of the run behind the one that ends at `head`, if it is the unit's.
+  [[nodiscard]] Lines first_keys_behind(std::int32_t head, std::int32_t few) const {
+    if (head < end_head_) return keys(first_keys_of(tile().seen, few), head, run_end(head));
+    if (last_) return {};
+    const KeyTile& next = tiles_[(current_ + 1) % 3];
+    return keys(next, first_keys_of(next.seen, few), first_head_, run_end(first_head_));
+  }
+
+  /// All K of the run behind the one that ends at `head`. If it is the next unit's, it counts as
+  /// fetched then.
+  [[nodiscard]] Lines keys_behind(std::int32_t head) {
+    if (head < end_head_) return keys(tile().seen, head, run_end(head));
+    if (!last_) return keys(next_tile(), next_tile().seen, first_head_, run_end(first_head_));
+    if (next_unit_ == nullptr) return {};
+    next_unit_->fetched = true;
     const std::int64_t end =
-        std::min<std::int64_t>(next_->first_head + run_heads_, next_->end_head);
-    return keys(next, next.seen, next_->first_head, static_cast<std::int32_t>(end));
+        std::min<std::int64_t>(next_unit_->first_head + run_heads_, next_unit_->end_head);
+    return keys(next_tile(), next_tile().seen, next_unit_->first_head,
+                static_cast<std::int32_t>(end));
   }
 
-  /// K and V of the next tile.
-  [[nodiscard]] Lines next_keys() const {
-    const KeyTile& next = tiles_[1 - current_];
-    return keys(next, next.seen, first_head_, end_head_);
+  /// K and V of the next tile, by heads.
+  [[nodiscard]] Lines next_keys() {
+    return keys(next_tile(), next_tile().seen, first_head_, end_head_);
   }
-  [[nodiscard]] Lines next_values() const {
-    const KeyTile& next = tiles_[1 - current_];
-    return values(next, next.seen, first_head_, end_head_);
+  [[nodiscard]] Lines next_values() {
+    const AttendParams& p = *unit_.params;
+    const KeyTile& next = next_tile();
+    return {p.kv.v,    element_bytes_, p.head_dim_v, next.v_offsets,
+            next.seen, first_head_,    end_head_};
   }
 
  private:
   /// Bytes of a slot that a run reads. Long enough for memory's pages, short enough for a tile of
-  /// K and one of V, whose rows fall into few sets of the L2 cache, not to throw each other out.
+  /// K and two of V, whose rows fall into few sets of the L2 cache, not to throw each other out.
   static constexpr std::int64_t kRunBytes = 2048;
 
-  [[nodiscard]] Span part(std::int64_t begin, std::int64_t end) const {
-    return {static_cast<std::int32_t>(std::max<std::int64_t>(begin, tile().seen.begin)),
-            static_cast<std::int32_t>(std::min<std::int64_t>(end, tile().seen.end))};
-  }
+  KeyTile& next_tile() { return tiles_[(current_ + 1) % 3]; }
+
   [[nodiscard]] Lines keys(const KeyTile& of, Span span, std::int32_t first,
                            std::int32_t end) const {
     const AttendParams& p = *unit_.params;
     return {p.kv.k, element_bytes_, p.head_dim, of.k_offsets, span, first, end};
   }
-  [[nodiscard]] Lines values(const KeyTile& of, Span span, std::int32_t first,
-                             std::int32_t end) const {
-    const AttendParams& p = *unit_.params;
-    return {p.kv.v, element_bytes_, p.head_dim_v, of.v_offsets, span, first, end};
-  }
 
   const Unit& unit_;
-  Unit* next_ = nullptr;  // whose first tile comes behind the last one
+  Unit* next_unit_ = nullptr;  // whose first tile comes behind the last one
+  bool first_ = false;
   bool last_ = false;
-  bool cold_ = false;
   std::int64_t element_bytes_;
   std::int64_t run_heads_;
   std::int32_t first_head_ = 0;
   std::int32_t end_head_ = 0;
-  int current_ = 0;
-  KeyTile tiles_[2];  // the one worked on and the next
+  std::size_t current_ = 0;
+  KeyTile tiles_[3];  // the one before, the one worked on and the next
 };
 
 }  // namespace octavo::kernels::cpu

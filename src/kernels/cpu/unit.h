@@ -51,9 +51,8 @@ struct UnitScratch {
     weighted = scratch.take<float>(rows * padded(params.head_dim_v));
     sum = scratch.take<float>(rows * kMaxLanes);
     max = scratch.take<float>(rows);
-    scores = scratch.take<float>(std::max<std::int64_t>(direct_heads * kDirectRows, kPackedRows) *
-                                 kKeyTile);
-    factors = scratch.take<float>(direct_heads * kDirectRows);
+    scores = scratch.take<float>(
+        std::max<std::int64_t>(2 * direct_heads * kDirectRows, kPackedRows) * kKeyTile);
     part = scratch.take<float>(kPackedRows * padded(params.head_dim_v));
     k_packed = scratch.take<float>(padded(params.head_dim) * kKeyTile);
     v_packed = scratch.take<float>(padded(params.head_dim_v) * kKeyTile);
@@ -64,8 +63,7 @@ struct UnitScratch {
   float* weighted;  ///< [heads, rows, padded dim]
   float* sum;       ///< [heads, rows, kMaxLanes]: a sum for each lane.
   float* max;       ///< [heads, rows]
-  float* scores;    ///< [heads, rows, kKeyTile]
-  float* factors;   ///< [heads, rows]
+  float* scores;    ///< [2, heads, rows, kKeyTile]
   float* part;      ///< [rows, padded dim]: a masked tile's share.
   float* k_packed;  ///< [dim, kKeyTile]
   float* v_packed;  ///< [kKeyTile, padded dim]
