@@ -6,9 +6,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import octavo
+from octavo._native import _CallAgain as CallAgain
 from octavo._native import _signature as signature
 
 from . import _gpu as gpu
+
+__all__ = ["Call", "CallAgain", "Options"]
 
 
 class Options(NamedTuple):

@@ -15,7 +15,8 @@ from frames import Torch
 
 import octavo
 from gpus import torch_on_a_gpu
-from octavo.compat import _gpu, flash_attn
+from octavo._native import _CallAgain as NativeCallAgain
+from octavo.compat import _gpu, _gpu_call, flash_attn
 from octavo.compat.flashinfer import _gpu_append
 from octavo.compat.flashinfer._batch import PagedBatch
 
@@ -128,6 +129,39 @@ def _check_planned(x, k_cache, kv_lens, words):
         assert rows >= (max_kv_len or slots), f"rope: {rows} rows for {max_kv_len or slots} keys"
 
 
+class CallAgain:
+    """The fronts' call of a known kind: their own on the CPU, held to what was planned."""
+
+    def __init__(self, workspace, *, max_new_tokens, max_kv_len, packed=False, **words):
+        self._workspace, self._packed = workspace, packed
+        self._most = {"max_new_tokens": max_new_tokens, "max_kv_len": max_kv_len}
+        self._format, self._same_step = words["format"], False
+        self._call = NativeCallAgain(None, max_new_tokens=0, max_kv_len=0, packed=packed, **words)
+
+    def append_too(self, format, offsets, max_new_tokens, max_kv_len, same_step):
+        self._call.append_too(format, offsets, 0, 0, same_step)
+        self._new = (offsets, {"max_new_tokens": max_new_tokens, "max_kv_len": max_kv_len})
+        self._new_format, self._same_step = format, same_step
+
+    def run(self, q, k, v, lens, offsets, table, rows, *others, planned=False):
+        new_k = others[5] if len(others) > 5 else None
+        keys, at = (k.unsqueeze(1), rows[:-1]) if self._packed else (k, rows)
+        where = {"page_table": table, "row_indices": at}
+        if new_k is not None:
+            new_offsets, most = self._new
+            words = {"token_offsets": new_offsets, **where, **most}
+            tokens = new_k.shape[0] * (1 if self._new_format == "thd" else new_k.shape[1])
+            self._workspace.plan(keys, keys, lens, num_tokens=tokens, **words)
+        words = {"token_offsets": offsets, **where, **self._most}
+        if not planned and not (self._same_step and new_k is not None):
+            tokens = q.shape[0] * (1 if self._format == "thd" else q.shape[1])
+            self._workspace.plan(keys, keys, lens, num_tokens=tokens, **words)
+        checked = {**words, "workspace": self._workspace, "format": self._format}
+        checked["rope"] = others[4]
+        _check_planned(q, keys, lens, checked)
+        self._call.run(q, k, v, lens, offsets, table, rows, *others)
+
+
 def stand_in(monkeypatch):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     attend, append_tokens = octavo.attend, octavo.append_tokens
@@ -150,6 +184,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(octavo, "Rope", Rope)
     monkeypatch.setattr(octavo, "attend", checked_attend)
     monkeypatch.setattr(octavo, "append_tokens", checked_append)
+    monkeypatch.setattr(_gpu_call, "CallAgain", CallAgain)
     monkeypatch.setattr(_gpu, "on_gpu", lambda x: isinstance(x, torch.Tensor))
     monkeypatch.setattr(_gpu, "capturing", lambda: False)
     monkeypatch.setattr(_gpu, "stream_address", lambda device: 0)

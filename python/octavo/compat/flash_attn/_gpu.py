@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import _gpu as gpu
-from .._arrays import not_covered
+from .._arrays import framework, not_covered
 from .._gpu_call import Call, Options
 from .._gpu_merge import checked_lse, merge
 from . import _core as core
@@ -261,6 +261,7 @@ def varlen(call: RaggedCall):
     again = gpu.spaces.again(device, kind)
     if again is not None:
         return varlen_again(again, call)
+    core.check_forward_only(framework(call.q), call.q, call.k, call.v)
     q, k, v = gpu.checked(call.q, q=call.q, k=call.k, v=call.v)
     queries = Queries(q, call.cu_seqlens_q, call.max_seqlen_q)
     b = queries.num_seqs
@@ -352,6 +353,7 @@ def dense(q, k, v, maths: Arithmetic):
     again = gpu.spaces.again(q.device, kind)
     if again is not None:
         return again.run(q, k, v, again.lens, again.offsets, None, None, maths)
+    core.check_forward_only(framework(q), q, k, v)
     q, k, v = gpu.checked(q, q=q, k=k, v=v)
     queries = Queries(q, None, None)
     if k.shape[0] != queries.num_seqs:

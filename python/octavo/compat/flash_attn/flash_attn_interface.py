@@ -70,12 +70,13 @@ def flash_attn_with_kvcache(
 
     num_splits, pack_gqa and max_seqlen_q are hints; here speed follows from the lengths themselves.
     """
-    refuse(
-        qv=qv,
-        attention_chunk=attention_chunk,
-        scheduler_metadata=scheduler_metadata,
-        sm_margin=sm_margin,
-    )
+    if qv is not None or attention_chunk or scheduler_metadata is not None or sm_margin:
+        refuse(
+            qv=qv,
+            attention_chunk=attention_chunk,
+            scheduler_metadata=scheduler_metadata,
+            sm_margin=sm_margin,
+        )
     if num_splits or pack_gqa is not None:
         check_tuning(num_splits, pack_gqa)
     arithmetic = Arithmetic(
@@ -153,31 +154,34 @@ def flash_attn_varlen_func(
     LSE float32 [Hq, T], an empty array: without dropout FlashAttention keeps no probabilities
     either).
     """
-    refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
-    check_tuning(num_splits, pack_gqa)
+    if dropout_p or qv is not None or attention_chunk or sm_margin:
+        refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
+    if num_splits != 1 or pack_gqa is not None:
+        check_tuning(num_splits, pack_gqa)
+    if page_table is not None:
+        block_table = one_of(block_table=block_table, page_table=page_table)
+    arithmetic = Arithmetic(
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
+        _given(q_descale, k_descale, v_descale),
+        return_attn_probs,
+    )
     call = RaggedCall(
         q,
         k,
         v,
         cu_seqlens_q,
         cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        page_table=block_table
-        if page_table is None
-        else one_of(block_table=block_table, page_table=page_table),
-        arithmetic=Arithmetic(
-            softmax_scale,
-            causal,
-            window_size,
-            softcap,
-            alibi_slopes,
-            sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
-            _given(q_descale, k_descale, v_descale),
-            return_attn_probs,
-        ),
+        max_seqlen_q,
+        max_seqlen_k,
+        seqused_q,
+        seqused_k,
+        block_table,
+        arithmetic,
     )
     out, lse = _calls.varlen(call)
     return (out, lse, _calls.no_probs(q)) if return_attn_probs else out

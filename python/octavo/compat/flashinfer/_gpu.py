@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import octavo
 from octavo._native import _kind_of_call as kind_of_call
 
 from .. import _gpu as gpu
+from .. import _gpu_call
 from .._arrays import checked_scale, not_covered
 from .._gpu_call import Call, Options
 from ._common import LOG2E
@@ -100,7 +100,7 @@ class Again(NamedTuple):
     """How a run goes whose like there was: same shapes, strides, dtypes, places and words."""
 
     maths: Any
-    words: dict
+    call: Any
     slopes: Any
     shapes: tuple  # of out and lse
     dtypes: tuple
@@ -232,7 +232,7 @@ class DevicePlan:
         if kind is not None and sinks is arithmetic.sinks:
             self._again[kind] = Again(
                 maths,
-                {**call.words(), "workspace": call.space.workspace},
+                _gpu_call.CallAgain(call.space.workspace, **call.words()),
                 arithmetic.alibi_slopes,
                 (out.shape, None if lse is None else lse.shape),
                 (out.dtype, gpu.torch().float32),
@@ -260,19 +260,20 @@ class DevicePlan:
         if again.plan_key != self._planned:
             again.space.plan(*again.plan)
             self._planned = again.plan_key
-        octavo.attend(
+        again.call.run(
             q,
             k,
             v,
             self._lens,
-            token_offsets=self._offsets,
-            page_table=self._table,
-            row_indices=self._rows,
-            out=out,
-            lse=lse,
-            sinks=sinks,
-            alibi_slopes=again.slopes,
-            **again.words,
+            self._offsets,
+            self._table,
+            self._rows,
+            out,
+            lse,
+            sinks,
+            again.slopes,
+            None,
+            planned=True,
         )
         return finish(out, lse, scales[2])
 
