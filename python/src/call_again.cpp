@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A step over a caller's cache whose like there was: what the calls have in common is kept, so that
 // one call from Python plans it, appends to it and attends. For the fronts, which know calls again.
+#include <octavo/convert.h>
+
+#include <algorithm>
+
 #include "attend_call.h"
 #include "errors.h"
 #include "layer.h"
@@ -95,9 +99,79 @@ class CallAgain {
   bool same_step_ = false;
 };
 
+std::int32_t entries_of(const Integers& array) {
+  return static_cast<std::int32_t>(std::min<std::int64_t>(array.size(), 0x7FFFFFFF));
+}
+
+/// Writes tokens where `seqs`, `positions` and the list of pages say, each as a sequence of its
+/// own.
+/// places: int32 [2 * n], overwritten; offsets: 0, 1, … n.
+void append_listed(nb::handle workspace, nb::handle k, nb::handle v, nb::handle k_cache,
+                   nb::handle v_cache, nb::handle seqs, nb::handle positions,
+                   nb::handle page_offsets, nb::handle pages, nb::handle places,
+                   nb::handle offsets) {
+  auto* holder = workspace.is_none() ? nullptr : nb::cast<WorkspaceHolder*>(workspace);
+  const nb::object none = nb::none();
+  const CallersCache given({k_cache, v_cache, none, none});
+  given.require_writable();
+  const Device device = given.keys().device();
+  const Integers of("batch_indices", seqs, device), at("positions", positions, device),
+      ends("kv_indptr", page_offsets, device), list("kv_indices", pages, device),
+      to("places", places, device), steps("offsets", offsets, device);
+  const std::int64_t n = of.size();
+  at.require("positions", n);
+  to.require("places", 2 * n);
+  steps.require("offsets", n + 1);
+  auto* rows = const_cast<std::int32_t*>(to.data());
+  const ListedTokens tokens{.seqs = of.data(),
+                            .positions = at.data(),
+                            .page_offsets = ends.data(),
+                            .num_tokens = entries_of(of),
+                            .num_seqs = entries_of(ends) - 1,
+                            .num_pages = entries_of(list),
+                            .page_size = static_cast<std::int32_t>(given.view().k.shape[1]),
+                            .device = device};
+  KvView cache = given.view();
+  cache.page_table = list.data();
+  cache.page_table_stride = 1;
+  cache.num_rows = tokens.num_pages;
+  cache.max_pages_per_seq = 1;
+  cache.row_indices = rows;
+  const StepArrays step{.num_seqs = tokens.num_tokens,
+                        .num_tokens = tokens.num_tokens,
+                        .token_offsets = steps.data(),
+                        .kv_lens = rows + n,
+                        .max_new_tokens = 1,
+                        .max_kv_len = tokens.page_size,
+                        .workspace = holder == nullptr ? nullptr : &holder->workspace()};
+  AttentionConfig config;
+  LayerInputs inputs;
+  const Array k_array("k", k), v_array("v", v);
+  check_token_rank("k", k_array, inputs.format);
+  set_sizes(k_array, cache, config);
+  config.num_q_heads = config.num_kv_heads;
+  inputs.k = k_array.view();
+  inputs.v = v_array.view();
+  const Stream on = stream_of(none, device);
+  const WorkspaceHolder::Use use(holder);
+  with_our_names([&] {
+    const nb::gil_scoped_release release;
+    locate_tokens(tokens, rows, rows + n, on);
+    if (holder != nullptr) holder->workspace().plan(cache, step, on);
+    append_tokens(config, cache, step, inputs, on);
+  });
+  if (holder != nullptr) holder->keep_step(nb::make_tuple(places, offsets, pages));
+}
+
 }  // namespace
 
 void bind_call_again(nb::module_& module) {
+  module.def("_append_listed", append_listed, nb::arg("workspace").none(), nb::arg("k"),
+             nb::arg("v"), nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("batch_indices"),
+             nb::arg("positions"), nb::arg("kv_indptr"), nb::arg("kv_indices"), nb::arg("places"),
+             nb::arg("offsets"),
+             "Writes k and v [n, ..], each token where its sequence's entries of kv_indices say.\n"
+             "places: int32 [2 * n], overwritten. offsets: 0, 1, ... n.");
   nb::class_<CallAgain>(module, "_CallAgain",
                         "plan, append_tokens where there are new keys, and attend, by words given "
                         "once. packed: k_cache\n"

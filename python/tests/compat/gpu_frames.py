@@ -9,12 +9,15 @@ In both, calls are made twice, but for modules that say CALLS_ONCE.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from frames import Torch
 
 import octavo
 from gpus import torch_on_a_gpu
+from octavo._native import _append_listed as native_append_listed
 from octavo._native import _CallAgain as NativeCallAgain
 from octavo.compat import _gpu, _gpu_call, flash_attn
 from octavo.compat.flashinfer import _gpu_append
@@ -162,6 +165,28 @@ class CallAgain:
         self._call.run(q, k, v, lens, offsets, table, rows, *others)
 
 
+def append_listed(workspace, k, v, k_pages, v_pages, seqs, positions, ends, pages, places, offsets):
+    """The fronts' append of single tokens, on the CPU: those that lie nowhere are left out there
+    as a GPU leaves them out.
+    """
+    torch, n, page_size = sys.modules["torch"], len(k), k_pages.shape[1]
+    assert places.shape == (2 * n,)
+    assert places.dtype is torch.int32
+    assert offsets.tolist() == list(range(n + 1))
+    last = len(ends) - 2
+    mine = seqs.clamp(0, last).long()
+    entries = ends[mine] + positions.div(page_size, rounding_mode="floor")
+    there = (seqs == mine) & (positions >= 0) & (entries < ends[mine + 1])
+    some = k[there], v[there], k_pages, v_pages, seqs[there], positions[there]
+    count = int(there.sum())
+    room = torch.empty(2 * count, dtype=torch.int32)
+    native_append_listed(None, *some, ends, pages, room, offsets[: count + 1])
+    assert room.tolist() == [
+        *entries[there].tolist(),
+        *(positions[there] % page_size + 1).tolist(),
+    ]
+
+
 def stand_in(monkeypatch):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     attend, append_tokens = octavo.attend, octavo.append_tokens
@@ -171,13 +196,7 @@ def stand_in(monkeypatch):
         return attend(q, k_cache, v_cache, kv_lens, **words)
 
     def checked_append(k, v, k_cache, v_cache, kv_lens, **words):
-        one_each = words["format"] == "thd" and words["max_new_tokens"] == 1
         _check_planned(k, k_cache, kv_lens, words)
-        if one_each:  # on a GPU tokens without a row of the table are left out
-            there = words["row_indices"] >= 0
-            k, v, kv_lens = k[there], v[there], kv_lens[there]
-            words["row_indices"] = words["row_indices"][there]
-            words["token_offsets"] = torch.arange(len(k) + 1, dtype=torch.int32)
         append_tokens(k, v, k_cache, v_cache, kv_lens, **words)
 
     monkeypatch.setattr(octavo, "Workspace", Workspace)
@@ -185,6 +204,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(octavo, "attend", checked_attend)
     monkeypatch.setattr(octavo, "append_tokens", checked_append)
     monkeypatch.setattr(_gpu_call, "CallAgain", CallAgain)
+    monkeypatch.setattr(_gpu_append, "append_listed", append_listed)
     monkeypatch.setattr(_gpu, "on_gpu", lambda x: isinstance(x, torch.Tensor))
     monkeypatch.setattr(_gpu, "capturing", lambda: False)
     monkeypatch.setattr(_gpu, "stream_address", lambda device: 0)
