@@ -5,7 +5,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from definition import attention, check_close, rope_tables, rotate, weighed
+from definition import (
+    attention,
+    check_close,
+    rope_tables,
+    rotate,
+    turned_logits_error,
+    weighed,
+)
 
 LN2 = np.log(2.0)
 NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -136,6 +143,7 @@ class Case:
         v_scale = self.scales.get("v_scale", 1.0)
         for b in range(self.batch):
             q, (k, v) = q_all[at[b] : at[b + 1]], self.rows[b]
+            off = 0.0
             if self.mode == "ROPE_LLAMA":
                 cos, sin = rope_tables(64, self.dim, self.theta or 1e4, self.rope_scale or 1.0)
                 n, length = len(q), len(k)
@@ -144,6 +152,8 @@ class Case:
                 turn = np.sign(places + 0.5)[:, None]
                 q = rotate(q, np.arange(n), cos[np.abs(places)], turn * sin[np.abs(places)], False)
                 k = rotate(k, np.arange(length), cos, sin, False)
+                if self.frame.turns_and_rounds:
+                    off = turned_logits_error(q, k, scale, self.dtype)
             maths = {
                 "scale": scale,
                 "causal": self.causal,
@@ -162,10 +172,16 @@ class Case:
                 f"{self}: out of {b}",
                 self.frame.products(self.dtype),
                 weighed(q, k, v, **maths) * abs(v_scale),
+                2 * off,  # each weight, and their sum
             )
             if lse is not None:
                 check_close(
-                    self.frame.read(lse)[rows], want_lse / LN2, "f32", 16.0, f"{self}: lse of {b}"
+                    self.frame.read(lse)[rows],
+                    want_lse / LN2,
+                    "f32",
+                    16.0,
+                    f"{self}: lse of {b}",
+                    off=off / LN2,
                 )
 
 

@@ -27,6 +27,7 @@ from octavo.compat.flashinfer._batch import PagedBatch
 class Cuda(Torch):
     name = "cuda"
     device = "cuda:0"
+    turns_and_rounds = True
 
     def products(self, dtype):
         return dtype
@@ -52,6 +53,7 @@ class Cuda(Torch):
 
 class StandIn(Torch):
     name = "stand-in"
+    turns_and_rounds = True
 
 
 def _place(x):

@@ -134,12 +134,12 @@ class Maths:
         scale, theta = self.rope_args
         if scale == 1.0:
             return octavo.Rope("half", base=theta)
-        cos, sin = _rope_tables(scale, theta, head_dim, 1 << max(longest - 1, 63).bit_length())
+        cos, sin = rope_tables(scale, theta, head_dim, 1 << max(longest - 1, 63).bit_length())
         return octavo.Rope("half", cos=cos, sin=sin)
 
 
 @functools.lru_cache(maxsize=8)
-def _rope_tables(scale, theta, head_dim, count):
+def rope_tables(scale, theta, head_dim, count):
     angles = np.outer(np.arange(count) / scale, theta ** (-np.arange(0, head_dim, 2) / head_dim))
     return tuple(np.ascontiguousarray(f(angles), np.float32) for f in (np.cos, np.sin))
 
@@ -238,18 +238,18 @@ def _rotated(maths, k, v, keys, q_lens):
             token_offsets=offsets,
             format="bshd",
             rope=rope,
-            positions=_positions(np.full(b, before), keys.kv_lens),
+            positions=positions_from(np.full(b, before), keys.kv_lens),
         )
     return (
         turned[0],
         turned[1],
         Keys(keys.kv_lens),
         rope,
-        _positions(keys.kv_lens - q_lens + before, q_lens),
+        positions_from(keys.kv_lens - q_lens + before, q_lens),
     )
 
 
-def _positions(starts, counts):
+def positions_from(starts, counts):
     """starts[b], starts[b] + 1, ... for counts[b] tokens each, packed."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if ends.size else 0
