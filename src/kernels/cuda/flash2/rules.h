@@ -76,8 +76,11 @@ struct Reach {
   std::int32_t left = kFar;
   std::int32_t right = 0;
 
+  /// From 0 for positions in front of all keys, which sequences of more queries than keys have: a
+  /// GPU's add-and-max makes the choice below, and position - kFar would leave 32 bits.
   [[nodiscard]] constexpr std::int32_t begin(std::int32_t position) const {
-    return position > left ? position - left : 0;
+    const std::int32_t at = position > 0 ? position : 0;
+    return at > left ? at - left : 0;
   }
   [[nodiscard]] constexpr std::int32_t end(std::int32_t position, std::int32_t kv_len) const {
     if (kv_len - position <= right) return kv_len;
