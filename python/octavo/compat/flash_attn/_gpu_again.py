@@ -63,11 +63,11 @@ def kind_of_dense_call(q, k, v, maths):
 
 
 def _kind(what, maths, words, *tensors):
-    window = maths.window_size
-    if type(window) is not tuple:
+    window, slopes = maths.window_size, maths.alibi_slopes
+    if type(window) is not tuple or (slopes is not None and len(slopes.shape) == 2):
         return None
     plain = (what, *maths[:2], *window, maths.softcap, maths.want_lse, *words)
-    return kind_of_call(plain, *tensors, maths.sinks, maths.alibi_slopes)
+    return kind_of_call(plain, *tensors, maths.sinks, slopes)
 
 
 class Again:

@@ -7,6 +7,7 @@ import octavo
 
 from .. import _gpu as gpu
 from .._arrays import not_covered
+from .._gpu_call import Call
 from . import _core as core
 
 
@@ -42,6 +43,31 @@ class Queries:
             return (starts[:, None] + ramp).reshape(-1)
         tokens = gpu.steps(0, 1, self.tensor.shape[0], starts.device)
         return tokens + self.per_token(starts - self.offsets[:-1])
+
+
+def results_of(queries, keys, want_lse):
+    """New (out, the LSE in the library's shape or None)."""
+    q = queries.tensor
+    out = q.new_empty((*q.shape[:-1], keys.v.shape[-1]))
+    if not want_lse:
+        return out, None
+    tokens = out.shape[0] if queries.format == "thd" else out.shape[0] * out.shape[1]
+    return out, q.new_empty((tokens, q.shape[-2]), dtype=gpu.torch().float32)
+
+
+def call_of(what, queries, keys, options, out, lse, kind):
+    return Call(
+        what,
+        queries.tensor,
+        keys,
+        queries.offsets,
+        options,
+        format=queries.format,
+        lse=lse,
+        out=out,
+        most=queries.most,
+        kind=kind,
+    )
 
 
 class New:

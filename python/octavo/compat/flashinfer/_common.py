@@ -262,12 +262,12 @@ def attend(
     """(out, lse or None): one call for q [T, Hq, D] on the host; lse in base 2."""
     tokens, heads = host.shape[:2]
     shape = (tokens, heads, v.shape[-1])
-    made, into = _given(frame, q, out, shape, out_dtype, "out")
+    made, into = given_or_new(frame, q, out, shape, out_dtype, "out")
     made_lse = into_lse = None
     if want_lse:
         if maths.slopes is not None:
             raise not_covered("the LSE with pos_encoding_mode ALIBI")
-        made_lse, into_lse = _given(frame, q, lse, (tokens, heads), frame.float32, "lse")
+        made_lse, into_lse = given_or_new(frame, q, lse, (tokens, heads), frame.float32, "lse")
     if not (k.shape[0] and k.shape[1]):
         k, v = (np.zeros((max(x.shape[0], 1), 1, *x.shape[2:]), x.dtype) for x in (k, v))
     rope = positions = None
@@ -308,7 +308,7 @@ def attend(
     return frame.finish(made), None if made_lse is None else frame.finish(made_lse)
 
 
-def _given(frame, like, array, shape, dtype, name):
+def given_or_new(frame, like, array, shape, dtype, name):
     if array is None:
         return frame.empty(like, shape, dtype)
     if not frame.writable:

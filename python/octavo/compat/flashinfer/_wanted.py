@@ -59,7 +59,13 @@ APPEND = {
     "kv_indptr": ints(),
     "kv_last_page_len": ints(),
 }
-PLACES = {"append_indptr": ints(), "seq_lens": ints(), "nnz": WHOLE}
+PLACES = {
+    "append_indptr": ints(),
+    "seq_lens": ints(),
+    "nnz": WHOLE,
+    "batch_indices": ints() | None,
+    "positions": ints() | None,
+}
 MERGE = {"v_a": array(3), "s_a": array(2), "v_b": array(3), "s_b": array(2)}
 MERGE_IN_PLACE = {
     "v": array(3),
