@@ -7,6 +7,11 @@ differs and what raises.
 """
 
 from .._absent import absent
+from ._levels import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+    MultiLevelCascadeAttentionWrapper,
+)
 from .cascade import merge_state, merge_state_in_place, merge_states
 from .decode import (
     BatchDecodeWithPagedKVCacheWrapper,
@@ -24,9 +29,12 @@ from .prefill import (
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "MultiLevelCascadeAttentionWrapper",
     "append_paged_kv_cache",
     "fast_decode_plan",
     "get_batch_indices_positions",
@@ -47,12 +55,9 @@ __getattr__ = absent(
             "BatchAttention",
             "BatchAttentionWithAttentionSinkWrapper",
             "BatchDecodeMlaWithPagedKVCacheWrapper",
-            "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
             "BatchMLAPagedAttentionWrapper",
             "BatchPODWithPagedKVCacheWrapper",
-            "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
             "BlockSparseAttentionWrapper",
-            "MultiLevelCascadeAttentionWrapper",
             "PODWithPagedKVCacheWrapper",
             "VariableBlockSparseAttentionWrapper",
             "append_paged_mla_kv_cache",
