@@ -76,16 +76,17 @@ struct Reach {
   std::int32_t left = kFar;
   std::int32_t right = 0;
 
-  /// From 0 for positions in front of all keys, which sequences of more queries than keys have: a
-  /// GPU's add-and-max makes the choice below, and position - kFar would leave 32 bits.
+  /// A position is negative where a sequence has more new tokens than keys. No step of either sum
+  /// leaves 32 bits, whichever way it goes: compilers make a maximum of a comparison and its
+  /// difference, and wrong ones where the difference wraps.
   [[nodiscard]] constexpr std::int32_t begin(std::int32_t position) const {
-    const std::int32_t at = position > 0 ? position : 0;
-    return at > left ? at - left : 0;
+    const std::int32_t from_start = position > 0 ? position : 0;
+    return from_start > left ? from_start - left : 0;
   }
   [[nodiscard]] constexpr std::int32_t end(std::int32_t position, std::int32_t kv_len) const {
-    if (kv_len - position <= right) return kv_len;
-    const std::int32_t behind = position + right + 1;
-    return behind > 0 ? behind : 0;
+    const std::int32_t unseen = kv_len - position - 1 - right;
+    if (unseen <= 0) return kv_len;
+    return kv_len > unseen ? kv_len - unseen : 0;
   }
 };
 constexpr Reach reach_of(bool causal, std::int64_t window_left, std::int64_t window_right) {
