@@ -65,8 +65,11 @@ class Workspace:
 
     def __init__(self, device):
         self.step = None
+        self._most_tokens = 0  # of a step that was asked about
 
     def sizes(self, q, k_cache, v_cache, kv_lens, **words):
+        tokens = q.shape[0] * (1 if words["format"] == "thd" else q.shape[1])
+        self._most_tokens = max(self._most_tokens, tokens)
         return octavo.WorkspaceSizes(256, 512)
 
     def use(self, memory):
@@ -89,6 +92,7 @@ class Workspace:
             assert ints is None or str(ints.dtype) == "torch.int32"
             assert ints is None or ints.is_contiguous() or ints is page_table
         ends, lens = token_offsets.numpy(), kv_lens.numpy()
+        assert num_tokens <= self._most_tokens, "more than the workspace was made for"
         capacity = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
         assert max_kv_len <= capacity
         assert ends[-1] <= num_tokens

@@ -152,17 +152,18 @@ def with_kvcache(call: CacheCall):
         out, lse = _results(queries, read, maths.want_lse)
         kind = _kept_kind(kind, call, queries, keys, past, options)
         one = first_of(options)  # of the sequences, for the append
-        attend = _call("flash_attn_with_kvcache", queries, read, one, out, lse, kind)
         writes = new is not None and new.k.numel() > 0
+        what, appended = "flash_attn_with_kvcache", new if writes else None
+        if writes:
+            new.keys = keys
+        attend = _call(what, queries, read, one, out, lse, kind, appended)
         planned = writes and _same_step(new, queries, read is keys)
         if kind is not None:
-            _keep(attend, call, queries, keys, new if writes else None, planned, out, lse)
+            _keep(attend, call, queries, keys, appended, planned, out, lse)
         if writes:
             attend.append(k, v, keys, new.offsets, new.format, new.most, rope, places)
         if each_its_own(options):
-            out, lse = attend_each(
-                "flash_attn_with_kvcache", queries, read, options, maths.want_lse
-            )
+            out, lse = attend_each(what, queries, read, options, maths.want_lse)
         else:
             if not planned:
                 attend.plan()

@@ -55,7 +55,7 @@ def results_of(queries, keys, want_lse):
     return out, q.new_empty((tokens, q.shape[-2]), dtype=gpu.torch().float32)
 
 
-def call_of(what, queries, keys, options, out, lse, kind):
+def call_of(what, queries, keys, options, out, lse, kind, new=None):
     return Call(
         what,
         queries.tensor,
@@ -67,11 +67,14 @@ def call_of(what, queries, keys, options, out, lse, kind):
         out=out,
         most=queries.most,
         kind=kind,
+        new=new,
     )
 
 
 class New:
-    """New keys and values, to be written behind `past`."""
+    """New keys and values, to be written behind `past`; keys: among which."""
+
+    keys = None
 
     def __init__(self, k, v, past, cu_seqlens, device):
         self.k, self.v = k, v
