@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 
+from .._blame import names_arguments
 from ._paged_prefill import BatchPrefillWithPagedKVCacheWrapper
+from ._wanted import WRAPPER
 from .cascade import merge_state
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .prefill import single_prefill_with_kv_cache
@@ -32,6 +34,7 @@ class MultiLevelCascadeAttentionWrapper:
     queries. run(q, paged_kv_cache) gives out [T, Hq, D].
     """
 
+    @names_arguments(**WRAPPER)
     def __init__(
         self,
         num_levels,
@@ -145,6 +148,7 @@ class _SharedPrefix:
 
     _wrapper_type = None
 
+    @names_arguments(**WRAPPER)
     def __init__(self, float_workspace_buffer, kv_layout="NHD"):
         self._kv_layout = kv_layout
         self._own = self._wrapper_type(float_workspace_buffer, kv_layout)

@@ -10,7 +10,7 @@ from . import _gpu
 from ._batch import PagedBatch
 from ._common import check_backend, check_layout, paged_keys, refuse
 from ._prefill_checks import LseForm, Prefill, longest, query_ends
-from ._wanted import PAGED_PLAN, PAGED_RUN
+from ._wanted import FORWARD, PAGED_PLAN, PAGED_RUN, WRAPPER
 
 
 class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
@@ -19,6 +19,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
     The workspace buffer says the device and is not written: Octavo's own workspace suffices.
     """
 
+    @names_arguments(**WRAPPER)
     def __init__(
         self,
         float_workspace_buffer,
@@ -207,6 +208,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
+    @names_arguments(**FORWARD)
     def forward(
         self,
         q,

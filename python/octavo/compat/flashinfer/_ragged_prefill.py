@@ -14,12 +14,13 @@ from . import _gpu
 from ._batch import Batch
 from ._common import Keys, check_backend, check_layout, refuse
 from ._prefill_checks import LseForm, Prefill, longest, query_ends
-from ._wanted import RAGGED_PLAN, RAGGED_RUN
+from ._wanted import FORWARD, RAGGED_PLAN, RAGGED_RUN, WRAPPER
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
     """plan() once for a batch, run() for each layer: q, k and v packed by their indptr."""
 
+    @names_arguments(**WRAPPER)
     def __init__(
         self,
         float_workspace_buffer,
@@ -201,6 +202,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
+    @names_arguments(**FORWARD)
     def forward(
         self,
         q,

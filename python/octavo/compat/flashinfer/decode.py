@@ -14,7 +14,7 @@ from .._blame import names_arguments
 from . import _gpu
 from ._batch import PagedBatch
 from ._common import Keys, Maths, attend, check_backend, check_layout, paged_keys, refuse
-from ._wanted import PAGED_PLAN, PAGED_RUN, SINGLE_DECODE
+from ._wanted import FAST_PLAN, FORWARD, PAGED_PLAN, PAGED_RUN, SINGLE_DECODE, WRAPPER
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
@@ -95,6 +95,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
     The workspace buffer says the device and is not written: Octavo's own workspace suffices.
     """
 
+    @names_arguments(**WRAPPER)
     def __init__(
         self,
         float_workspace_buffer,
@@ -245,6 +246,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
+    @names_arguments(**FORWARD)
     def forward(
         self,
         q,
@@ -282,6 +284,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
     forward_return_lse = functools.partialmethod(forward, return_lse=True)
 
 
+@names_arguments(**FAST_PLAN)
 def fast_decode_plan(
     self,
     indptr,
@@ -339,6 +342,7 @@ def fast_decode_plan(
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
     """The decode wrapper with the buffers of CUDA graph mode."""
 
+    @names_arguments(**WRAPPER)
     def __init__(
         self,
         workspace_buffer,

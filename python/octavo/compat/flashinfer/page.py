@@ -12,11 +12,12 @@ from .._arrays import framework, ints, native, not_covered
 from .._blame import names_arguments
 from . import _gpu_append
 from ._common import check_layout, given_or_new, unpack
-from ._wanted import APPEND, PLACES
+from ._wanted import APPEND, PLACES, SEQ_LENS
 
 __all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
 
 
+@names_arguments(**SEQ_LENS)
 def get_seq_lens(kv_indptr, kv_last_page_len, page_size):
     """Lengths [B] of sequences that hold kv_indptr[b + 1] - kv_indptr[b] pages, the last one
     partly.
