@@ -22,6 +22,10 @@ def get_seq_lens(kv_indptr, kv_last_page_len, page_size):
     """Lengths [B] of sequences that hold kv_indptr[b + 1] - kv_indptr[b] pages, the last one
     partly.
     """
+    if kv_indptr.shape[0] != kv_last_page_len.shape[0] + 1:
+        raise ValueError(
+            f"kv_indptr: wanted [{kv_last_page_len.shape[0] + 1}], got {list(kv_indptr.shape)}"
+        )
     pages = kv_indptr[1:] - kv_indptr[:-1]
     return (pages - 1).clip(0) * page_size + kv_last_page_len
 
