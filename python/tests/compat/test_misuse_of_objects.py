@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As test_misuse, of what wrappers, caches and modules are made with and asked beside their calls."""
+"""As test_misuse, of what wrappers, caches and modules are made with and asked beside calls."""
 
 from __future__ import annotations
 
