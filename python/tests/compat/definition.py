@@ -11,7 +11,17 @@ EPS = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 
 
 def attention(
-    q, k, v, *, scale=None, causal=False, window=(-1, -1), softcap=0.0, slopes=None, sinks=None
+    q,
+    k,
+    v,
+    *,
+    scale=None,
+    causal=False,
+    window=(-1, -1),
+    softcap=0.0,
+    slopes=None,
+    sinks=None,
+    rising=False,
 ):
     """One sequence: q [n, Hq, D], k [L, Hk, D], v [L, Hk, Dv]; query i stands at L - n + i.
 
@@ -38,7 +48,7 @@ def attention(
         if softcap > 0:
             s = softcap * np.tanh(s / softcap)
         if slopes is not None:
-            s = s - slopes[h] * np.abs(here - there)
+            s = s + slopes[h] * (there - here if rising else -np.abs(here - there))
         sees = seen.any(1)
         s = np.where(seen, s, -np.inf)[sees]
         top = s.max(1, keepdims=True, initial=-np.inf)

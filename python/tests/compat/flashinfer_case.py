@@ -53,12 +53,13 @@ class Case:
         self.causal = self.q_len > 1 if decode else pick(True, False)
         self.mode = pick("NONE", "NONE", "ROPE_LLAMA", "ALIBI")
         self.softcap = pick(None, None, 5.0) if self.mode != "ALIBI" else None
-        if self.mode == "ALIBI" and not decode:
-            self.causal = True
-        self.window = pick(-1, -1, 6)
+        self.alone = self.mode == "ALIBI" and not decode and not self.causal
+        self.window = -1 if self.alone else pick(-1, -1, 6)
         self.scale = pick(None, 0.4)
         self.rope_scale, self.theta = pick((None, None), (2.0, 5e4))
         self.sinks = r.standard_normal(self.hq).astype(np.float32) if pick(False, True) else None
+        if self.alone:
+            self.sinks = None
         self.scales = pick({}, {"q_scale": 1.5, "k_scale": 0.5, "v_scale": 2.0})
 
     def __str__(self):
@@ -160,6 +161,7 @@ class Case:
                 "window": (self.window, -1),
                 "softcap": self.softcap or 0.0,
                 "slopes": alibi_slopes(self.hq) if self.mode == "ALIBI" else None,
+                "rising": True,  # behind the query, too
                 "sinks": self.sinks,
             }
             want, want_lse = attention(q, k, v, **maths)

@@ -115,7 +115,7 @@ class Maths:
                 raise not_covered("logits_soft_cap with pos_encoding_mode ALIBI")
             if not causal and q_lens > 1:
                 raise not_covered(
-                    "pos_encoding_mode ALIBI without causal", "later keys would count twice over"
+                    "pos_encoding_mode ALIBI without causal by forward()", "by plan() it is"
                 )
             self.slopes = alibi_slopes(num_heads)
         elif pos_encoding_mode == "ROPE_LLAMA":
@@ -144,6 +144,19 @@ def rope_tables(scale, theta, head_dim, count):
     return tuple(np.ascontiguousarray(f(angles), np.float32) for f in (np.cos, np.sin))
 
 
+def each_for_itself(causal, pos_encoding_mode, window_left, q_lens):
+    """Whether each query has to be a sequence of its own, at the end of its keys.
+
+    FlashInfer's ALiBi grows with the key's position, behind the query, too; Octavo's falls there.
+    Of a query behind all keys both are the same, but for a number that softmax doesn't see.
+    """
+    if causal or pos_encoding_mode != "ALIBI" or q_lens <= 1:
+        return False
+    if window_left is not None and window_left >= 0:
+        raise not_covered("window_left with pos_encoding_mode ALIBI without causal")
+    return True
+
+
 class Keys:
     """Where a plan's keys lie: lengths, and page table or rows."""
 
@@ -152,6 +165,14 @@ class Keys:
         self.page_table = page_table
         self.rows = rows
         self.longest = int(kv_lens.max()) if kv_lens.size else 0
+
+    def repeated(self, counts):
+        """Those of counts[b] sequences each that are all like sequence b."""
+        table, rows = (
+            None if x is None else np.repeat(x, counts, axis=0)
+            for x in (self.page_table, self.rows)
+        )
+        return Keys(np.repeat(self.kv_lens, counts), table, rows)
 
 
 def paged_keys(indptr, indices, last_page_len, page_size, seq_lens=None, block_tables=None):

@@ -334,8 +334,10 @@ def _kind_of_run(q, k, v, out, lse, want_lse, scales, sinks):
     return kind_of_call((want_lse, *scales), q, k, v, out, lse, sinks)
 
 
-def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None):
-    """(out, lse or None) of one sequence: q [n, Hq, D], k [L, Hk, D], v [L, Hk, Dv]."""
+def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None, single=False):
+    """(out, lse or None) of one sequence: q [n, Hq, D], k [L, Hk, D], v [L, Hk, Dv]. single: each
+    query is a sequence of its own, over the same keys.
+    """
     q, k, v = gpu.checked(q, q=q, k=k, v=v)
     check_lse(maths, want_lse)
     out, lse = results(q, v.shape[-1], None, None, want_lse, out_dtype)
@@ -347,17 +349,19 @@ def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None):
         plan = of_rows(n, length, q.device)
         pages = k[:, None], v[:, None]
         return finish(*_attend_turned(plan, q, *pages, maths, arithmetic, out, lse), scales[2])
-    keys = gpu.Keys(k[None], v[None], gpu.full(1, length, q.device), None, None, length)
+    seqs, most = (n, 1) if single else (1, n)
+    rows = gpu.full(seqs, 0, q.device)
+    keys = gpu.Keys(k[None], v[None], gpu.full(seqs, length, q.device), None, rows, length)
     call = Call(
         what,
         q,
         keys,
-        gpu.steps(0, n, 2, q.device),
+        gpu.steps(0, most, seqs + 1, q.device),
         arithmetic,
         format="thd",
         lse=lse,
         out=out,
-        most=n,
+        most=most,
     )
     call.plan()
     call.attend()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 
+from .._arrays import not_covered
 from .._blame import names_arguments
 from . import _gpu
 from ._batch import PagedBatch
@@ -137,6 +138,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
                 "paged_kv_last_page_len_buf": paged_kv_last_page_len,
             },
         )
+        keys, ends = self._each_for_itself(keys, ends, causal, pos_encoding_mode, window_left)
         self._keep_plan(
             keys,
             ends,
@@ -199,6 +201,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
         )
         self._check_run(window_left)
         self._check_q(q)
+        if sinks is not None and self._single:
+            raise not_covered("sinks with pos_encoding_mode ALIBI without causal")
         form = LseForm.of(lse_base, lse_layout)
         lse = form.taken(lse)
         result = self._attend(

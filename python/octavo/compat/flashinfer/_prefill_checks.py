@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._arrays import framework, ints
-from ._common import LN2
+from .._arrays import framework, ints, not_covered
+from ._common import LN2, each_for_itself
 
 
 def query_ends(qo_indptr, batch_size):
@@ -63,6 +63,7 @@ class Prefill:
     """What both prefill wrappers check beside their keys."""
 
     _max_rows = None
+    _single = False  # whether the plan's sequences are single queries
 
     def _check_rows(self, ends, uniform_q_len=None):
         """In graph mode the first plan fixes the most rows that a later one may have, unless
@@ -82,6 +83,15 @@ class Prefill:
                     f"qo_indptr: wanted at most {self._max_rows} rows, as at first or as "
                     f"max_total_num_rows says, got {rows}"
                 )
+
+    def _each_for_itself(self, keys, ends, causal, pos_encoding_mode, window_left):
+        """The keys and offsets, of single queries where the arithmetic wants it."""
+        self._single = each_for_itself(causal, pos_encoding_mode, window_left, longest(ends))
+        if not self._single:
+            return keys, ends
+        if self.is_cuda_graph_enabled:
+            raise not_covered("pos_encoding_mode ALIBI without causal in CUDA graph mode")
+        return keys.repeated(np.diff(ends)), np.arange(ends[-1] + 1, dtype=np.int32)
 
     def _check_q(self, q):
         self._need_plan()

@@ -119,6 +119,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
         self._keep_buffers(lens.shape[0], {"qo_indptr_buf": qo_indptr, "kv_indptr_buf": kv_indptr})
         self._kv_end = int(kv_ends[-1])
         keys = Keys(lens, rows=kv_ends[:-1])
+        keys, ends = self._each_for_itself(keys, ends, causal, pos_encoding_mode, window_left)
         self._keep_plan(
             keys,
             ends,
