@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """As transformer_engine.pytorch: see octavo.compat.transformer_engine."""
 
+from .. import __getattr__ as __getattr__
 from .. import (
     DotProductAttention,
     InferenceParams,
