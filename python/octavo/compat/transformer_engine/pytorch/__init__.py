@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """As transformer_engine.pytorch: see octavo.compat.transformer_engine."""
 
-from .. import __getattr__ as __getattr__
 from .. import (
     DotProductAttention,
     InferenceParams,
@@ -10,6 +9,7 @@ from .. import (
     PagedKVCacheManager,
     make_graphed_callables,
 )
+from .. import __getattr__ as __getattr__
 
 __all__ = [
     "DotProductAttention",

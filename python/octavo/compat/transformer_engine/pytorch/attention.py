@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """As transformer_engine.pytorch.attention: see octavo.compat.transformer_engine."""
 
-from .. import __getattr__ as __getattr__
 from .. import (
     DotProductAttention,
     InferenceParams,
@@ -9,6 +8,7 @@ from .. import (
     NonPagedKVCacheManager,
     PagedKVCacheManager,
 )
+from .. import __getattr__ as __getattr__
 
 __all__ = [
     "DotProductAttention",
