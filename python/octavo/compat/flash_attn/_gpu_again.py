@@ -81,6 +81,7 @@ class Again:
         # The cheaper way to a new tensor.
         q = queries.tensor
         self._like_q = out.shape == q.shape and q.is_contiguous()
+        self._float32 = gpu.torch().float32
         self._queries = (queries.format, queries.num_seqs, queries.most)
         self.offsets, self.lens, self.table = offsets, lens, table
         self.new_counts = None
@@ -94,7 +95,7 @@ class Again:
     def run(self, q, k, v, lens, offsets, table, rows, maths, rope=None, new_k=None, new_v=None):
         """(out, LSE or None), as FlashAttention gives them."""
         out = gpu.torch().empty_like(q) if self._like_q else q.new_empty(self._out)
-        lse = None if self._lse is None else q.new_empty(self._lse, dtype=gpu.torch().float32)
+        lse = None if self._lse is None else q.new_empty(self._lse, dtype=self._float32)
         self._call.run(
             q,
             k,
