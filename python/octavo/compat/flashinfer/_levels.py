@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 
 from .._blame import names_arguments
+from ._merge import merge_state
 from ._paged_prefill import BatchPrefillWithPagedKVCacheWrapper
 from ._wanted import WRAPPER
-from .cascade import merge_state
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .prefill import single_prefill_with_kv_cache
 
