@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// New tokens from format to format, and pages to contiguous rows.
+// New tokens from format to format, pages to contiguous rows, and tokens to their pages.
 #pragma once
 
 #include <octavo/attention.h>
@@ -37,5 +37,26 @@ OCTAVO_EXPORT void gather_cache(const KvView& cache, const StepArrays& step, con
 /// The same for a layer of our own cache, at the step that was begun last.
 OCTAVO_EXPORT void gather_cache(const StepPlan& plan, const KvCache& cache, std::int32_t layer,
                                 const TensorView& k, const TensorView& v, Stream stream = {});
+
+/// Tokens of sequences whose pages lie end to end in one list: token i is at positions[i] of
+/// sequence seqs[i], whose pages are the entries page_offsets[s] … page_offsets[s + 1] - 1.
+struct ListedTokens {
+  const std::int32_t* seqs = nullptr;          ///< [num_tokens]
+  const std::int32_t* positions = nullptr;     ///< [num_tokens]
+  const std::int32_t* page_offsets = nullptr;  ///< [num_seqs + 1]
+  std::int32_t num_tokens = 0;
+  std::int32_t num_seqs = 0;
+  std::int32_t num_pages = 0;  ///< Entries of the list.
+  std::int32_t page_size = 0;
+  Device device;  ///< Where all arrays lie.
+};
+
+/// Makes a sequence of its own of each token, for append_tokens with the list as a page table of
+/// one column: rows[i] is the entry of its page, kv_lens[i] its place there, counted from 1. A
+/// token without a sequence, or beyond its sequence's pages, gets row -1: on a GPU it is left out.
+///
+/// rows, kv_lens: [num_tokens]. Errors: InvalidArgument. Sync: as convert_tokens.
+OCTAVO_EXPORT void locate_tokens(const ListedTokens& tokens, std::int32_t* rows,
+                                 std::int32_t* kv_lens, Stream stream = {});
 
 }  // namespace octavo

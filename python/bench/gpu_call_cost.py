@@ -92,19 +92,19 @@ def pairs():
     memory = torch.empty(sizes.good, dtype=torch.uint8, device="cuda")
     space.use(memory)
 
-    def attend(kv_lens, plan=True):
+    def attend(kv_lens, plan=True, **more):
         if plan:
             space.plan(k_cache, v_cache, kv_lens, **paged, num_tokens=2)
         octavo.attend(
-            q, k_cache, v_cache, kv_lens, **paged, format="bshd", out=out, workspace=space
+            q, k_cache, v_cache, kv_lens, **paged, format="bshd", out=out, workspace=space, **more
         )
 
-    def append_and_attend():
+    def append_and_attend(rope=None, **more):
         space.plan(k_cache, v_cache, longer, **paged, num_tokens=2)
         octavo.append_tokens(
-            new, new, k_cache, v_cache, longer, **paged, format="bshd", workspace=space
+            new, new, k_cache, v_cache, longer, **paged, format="bshd", workspace=space, rope=rope
         )
-        attend(longer, plan=False)
+        attend(longer, plan=False, rope=rope, **more)
 
     def kvcache(*more, **options):
         return flash_attn.flash_attn_with_kvcache(
@@ -114,10 +114,12 @@ def pairs():
     yield "flash_attn_with_kvcache", lambda: kvcache(causal=True), lambda: attend(lens)
     yield "flash_attn_with_kvcache, append", lambda: kvcache(new, new), append_and_attend
     angles = torch.zeros((64, 32), device="cuda")
+    rope = octavo.Rope("interleaved", cos=angles, sin=angles)
+    lse = torch.empty((2, 4), device="cuda")
     yield (
         "flash_attn_with_kvcache, append, rotation, LSE",
         lambda: kvcache(new, new, angles, angles, causal=True, return_softmax_lse=True),
-        append_and_attend,
+        lambda: append_and_attend(rope, lse=lse),
     )
     packed, keys = q[:, 0], k_cache.view(128, 4, 64)
     key_ends = ints([0, 40, 90])

@@ -8,10 +8,16 @@
 namespace octavo::python {
 namespace {
 
-Array token_array(nb::handle q, TensorFormat format) {
-  Array array("q", q);
-  check_token_rank("q", array, format);
+Array token_array(std::string_view name, nb::handle tensor, TensorFormat format) {
+  Array array(name, tensor);
+  check_token_rank(name, array, format);
   return array;
+}
+
+/// The same cache, which an append is to write.
+const CallersCache& writable(const CallersCache& cache) {
+  cache.require_writable();
+  return cache;
 }
 
 AttentionConfig sized(AttentionConfig config, const Array& q, const KvView& cache) {
@@ -37,7 +43,7 @@ AttendCall::AttendCall(nb::handle q, const CacheWords& cache, const StepWords& s
                        const ExtraWords& extras)
     : config_(config_of(config)),
       inputs_{.format = format_named("format", format)},
-      q_(token_array(q, inputs_.format)),
+      q_(token_array("q", q, inputs_.format)),
       cache_(cache),
       step_(step, "q", q_, inputs_.format, cache_),
       extras_(extras.sinks, extras.alibi_slopes, extras.rope, extras.positions,
@@ -48,6 +54,22 @@ AttendCall::AttendCall(nb::handle q, const CacheWords& cache, const StepWords& s
            q_.view().shape[static_cast<std::size_t>(q_.view().rank - 2)]) {
   set_sizes(q_, cache_.view(), config_);
   inputs_.q = q_.view();
+  extras_.set(inputs_);
+}
+
+AppendCall::AppendCall(nb::handle k, nb::handle v, const CallersCache& cache, const StepWords& step,
+                       nb::handle format, const RopeHolder* rope, nb::handle positions,
+                       std::int32_t num_threads)
+    : inputs_{.format = format_named("format", format)},
+      k_(token_array("k", k, inputs_.format)),
+      v_("v", v),
+      step_(step, "k", k_, inputs_.format, writable(cache)),
+      extras_({}, {}, rope, positions, 0, step_.arrays().num_tokens, k_.device()) {
+  config_.num_threads = num_threads;
+  set_sizes(k_, cache.view(), config_);
+  config_.num_q_heads = config_.num_kv_heads;
+  inputs_.k = k_.view();
+  inputs_.v = v_.view();
   extras_.set(inputs_);
 }
 

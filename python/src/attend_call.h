@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of attention over a caller's cache, read and checked: what attend and
-// Workspace.sizes share.
+// The arguments of attention over a caller's cache and of an append to it, read and checked: what
+// attend, append_tokens, Workspace.sizes and repeated calls share.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -54,6 +54,7 @@ class AttendCall {
 
   [[nodiscard]] const AttentionConfig& config() const { return config_; }
   [[nodiscard]] const KvView& cache() const { return cache_.view(); }
+  [[nodiscard]] const CallersCache& callers_cache() const { return cache_; }
   [[nodiscard]] const StepArrays& step() const { return step_.arrays(); }
   [[nodiscard]] const LayerInputs& inputs() const { return inputs_; }
   [[nodiscard]] const TensorView& out() const { return out_.view(); }
@@ -70,6 +71,28 @@ class AttendCall {
   LayerExtras extras_;
   Result out_;
   LseResult lse_;
+};
+
+/// Lives as long as the call and the cache.
+class AppendCall {
+ public:
+  AppendCall(nb::handle k, nb::handle v, const CallersCache& cache, const StepWords& step,
+             nb::handle format, const RopeHolder* rope, nb::handle positions,
+             std::int32_t num_threads = 0);
+  AppendCall(const AppendCall&) = delete;
+  AppendCall& operator=(const AppendCall&) = delete;
+
+  [[nodiscard]] const AttentionConfig& config() const { return config_; }
+  [[nodiscard]] const StepArrays& step() const { return step_.arrays(); }
+  [[nodiscard]] const LayerInputs& inputs() const { return inputs_; }
+  [[nodiscard]] Device device() const { return k_.device(); }
+
+ private:
+  AttentionConfig config_;
+  LayerInputs inputs_;
+  Array k_, v_;
+  CallersStep step_;
+  LayerExtras extras_;
 };
 
 }  // namespace octavo::python

@@ -44,28 +44,15 @@ void append_callers(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v
                     nb::handle row_indices, nb::handle format, const RopeHolder* rope,
                     nb::handle positions, std::int32_t num_threads, WorkspaceHolder* workspace,
                     std::int32_t max_new_tokens, std::int32_t max_kv_len, nb::handle stream) {
-  AttentionConfig config;
-  config.num_threads = num_threads;
-  LayerInputs inputs;
-  inputs.format = format_named("format", format);
-  const Array k_array("k", k), v_array("v", v);
-  check_token_rank("k", k_array, inputs.format);
   const CallersCache cache({k_cache, v_cache, page_table, row_indices});
-  cache.require_writable();
-  const CallersStep step({kv_lens, token_offsets, max_new_tokens, max_kv_len, workspace}, "k",
-                         k_array, inputs.format, cache);
-  set_sizes(k_array, cache.view(), config);
-  config.num_q_heads = config.num_kv_heads;
-  const Device device = k_array.device();
-  const LayerExtras extras({}, {}, rope, positions, 0, step.arrays().num_tokens, device);
-  inputs.k = k_array.view();
-  inputs.v = v_array.view();
-  extras.set(inputs);
-  const Stream on = stream_of(stream, device);
+  const AppendCall call(k, v, cache,
+                        {kv_lens, token_offsets, max_new_tokens, max_kv_len, workspace}, format,
+                        rope, positions, num_threads);
+  const Stream on = stream_of(stream, call.device());
   const WorkspaceHolder::Use use(workspace);
   with_our_names([&] {
     const nb::gil_scoped_release release;
-    append_tokens(config, cache.view(), step.arrays(), inputs, on);
+    append_tokens(call.config(), cache.view(), call.step(), call.inputs(), on);
   });
 }
 

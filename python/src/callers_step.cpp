@@ -33,18 +33,33 @@ Memory read_page_table(nb::handle object, Device device) {
   return memory;
 }
 
+/// [tokens, heads, dim] as [pages, 1, heads, dim].
+TensorView as_pages(TensorView packed) {
+  for (std::size_t axis = 3; axis > 1; --axis) {
+    packed.shape[axis] = packed.shape[axis - 1];
+    packed.strides[axis] = packed.strides[axis - 1];
+  }
+  packed.shape[1] = 1;
+  packed.strides[1] = packed.strides[0];
+  packed.rank = 4;
+  return packed;
+}
+
 }  // namespace
 
 CallersCache::CallersCache(const CacheWords& words)
-    : keys_("k_cache", words.k_cache),
+    : packed_(words.packed),
+      keys_("k_cache", words.k_cache),
       values_("v_cache", words.v_cache),
       row_indices_("row_indices", words.row_indices, keys_.device()) {
+  const std::int32_t rank = words.packed ? 3 : 4;
   for (const auto& [name, array] : {std::pair("k_cache", &keys_), std::pair("v_cache", &values_)}) {
-    if (array->view().rank != 4)
-      throw_mismatch(fmt::format("{}.rank", name), "4", fmt::to_string(array->view().rank));
+    if (array->view().rank != rank)
+      throw_mismatch(fmt::format("{}.rank", name), fmt::to_string(rank),
+                     fmt::to_string(array->view().rank));
   }
-  view_.k = keys_.view();
-  view_.v = values_.view();
+  view_.k = words.packed ? as_pages(keys_.view()) : keys_.view();
+  view_.v = words.packed ? as_pages(values_.view()) : values_.view();
   view_.row_indices = row_indices_.data();
   if (words.page_table.is_none()) return;
   page_table_ = read_page_table(words.page_table, keys_.device());
@@ -119,7 +134,7 @@ CallersStep::CallersStep(nb::handle kv_lens, const CallersCache& cache)
   if (kv_lens.is_none()) throw_mismatch("kv_lens", "lengths [num_seqs]", "None");
   arrays_.num_seqs = count("num_seqs", kv_lens_.size());
   arrays_.kv_lens = kv_lens_.data();
-  cache.row_indices().require("row_indices", arrays_.num_seqs);
+  cache.require_rows(arrays_.num_seqs);
 }
 
 CallersStep::CallersStep(const StepWords& words, std::string_view name, const Array& tensor,

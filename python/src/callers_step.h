@@ -18,6 +18,9 @@ class WorkspaceHolder;
 /// A cache of the caller's as it is given.
 struct CacheWords {
   nb::handle k_cache, v_cache, page_table, row_indices;
+  /// k_cache and v_cache are [tokens, heads, dim], taken for pages of one token, and row_indices
+  /// the prefix sums [num_seqs + 1] of the tokens, of which the last one is no row.
+  bool packed = false;
 };
 
 /// A step over it as it is given. The last three are for GPUs.
@@ -35,9 +38,13 @@ class CallersCache {
   [[nodiscard]] const KvView& view() const { return view_; }
   [[nodiscard]] const Array& keys() const { return keys_; }
   [[nodiscard]] const Array& values() const { return values_; }
-  [[nodiscard]] const Integers& row_indices() const { return row_indices_; }
+  /// Errors: InvalidArgument unless the row indices, if there are any, are of so many sequences.
+  void require_rows(std::int64_t num_seqs) const {
+    row_indices_.require("row_indices", num_seqs + (packed_ ? 1 : 0));
+  }
 
  private:
+  bool packed_;
   Array keys_, values_;
   Integers row_indices_;
   Memory page_table_;

@@ -82,6 +82,7 @@ void bind_attention(nb::module_& module);
 void bind_callers_cache(nb::module_& module);
 void bind_convert(nb::module_& module);
 void bind_backends(nb::module_& module);
+void bind_call_again(nb::module_& module);
 void bind_signature(nb::module_& module);
 
 }  // namespace octavo::python

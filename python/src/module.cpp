@@ -44,6 +44,7 @@ NB_MODULE(_native, module) {
   python::bind_attention(module);
   python::bind_callers_cache(module);
   python::bind_workspace(module);
+  python::bind_call_again(module);
   python::bind_graphed_step(module);
   python::bind_convert(module);
   python::bind_backends(module);

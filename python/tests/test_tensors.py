@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How arrays cross: no copies, any strides, dtypes that NumPy lacks, arrays of other libraries."""
 
+import contextlib
 import gc
+import sys
+import types
 
 import ml_dtypes
 import numpy as np
@@ -212,6 +215,46 @@ def test_a_new_out_of_an_unknown_library_is_refused(step):
         attention.forward(plan, cache, 0, Foreign(q), k, v)
     out = np.empty_like(q)
     assert attention.forward(plan, cache, 0, Foreign(q), Foreign(k, False), v, out=out) is out
+
+
+def fake_cupy():
+    """CuPy as far as a CPU goes: its arrays' doors, its way to new arrays and to the stream."""
+
+    class Array(Foreign):
+        __module__ = "cupy"
+
+        @property
+        def __cuda_array_interface__(self):
+            raise AssertionError("DLPack comes first")
+
+        @property
+        def dtype(self):
+            return self.array.dtype
+
+        device = 0
+
+    package = types.ModuleType("cupy")
+    package.ndarray, package.float32 = Array, np.float32
+    package.empty = lambda shape, dtype: Array(np.full(shape, np.nan, dtype))
+    package.cuda = types.SimpleNamespace(
+        Device=contextlib.nullcontext,
+        get_current_stream=lambda: types.SimpleNamespace(ptr=0),
+    )
+    return package
+
+
+def test_cupys_arrays_go_in_and_come_out(step, monkeypatch):
+    """Not CuPy itself, which has arrays in a GPU's memory alone: no such machine had it yet."""
+    cupy = fake_cupy()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    cache, attention, plan, q, k, v = step()
+    given = [cupy.ndarray(x) for x in (q, k, v)]
+    out, lse = attention.forward(plan, cache, 0, *given, lse=True)
+    assert (type(out), type(lse)) == (cupy.ndarray, cupy.ndarray)
+    assert lse.dtype == np.float32
+    again, lse_again = attention.attend(plan, cache, 0, q, lse=True)
+    np.testing.assert_array_equal(out.array, again)
+    np.testing.assert_array_equal(lse.array, lse_again)
 
 
 def test_foreign_memory_is_kept_as_long_as_it_is_used(random, make_cache):

@@ -33,6 +33,20 @@ void run(const kernels::GatherParams& params, Device device, Stream stream) {
   dispatch::gather_on_gpu(params, stream);
 }
 
+void run(const kernels::ListedParams& params, Device device, Stream stream) {
+  if (device.type == DeviceType::Cpu) {
+    for (std::int32_t i = 0; i < params.num_tokens; ++i) {
+      const kernels::ListedPlace place = kernels::place_of_listed(params, i);
+      params.rows[i] = place.row;
+      params.kv_lens[i] = place.kv_len;
+    }
+    return;
+  }
+  const device::DeviceGuard guard(device);
+  device::check_stream(device, stream);
+  dispatch::locate_on_gpu(params, stream);
+}
+
 void check_rank(const char* name, const ConstTensorView& tensor, std::int32_t rank) {
   if (tensor.rank != rank) base::throw_mismatch(fmt::format("{}.rank", name), rank, tensor.rank);
 }
@@ -182,6 +196,40 @@ void gather_cache(const StepPlan& plan, const KvCache& cache, std::int32_t layer
   gather_both(impl.begun_batch(), impl.pages_of_layer(layer),
               {c.num_kv_heads, c.head_dim, c.head_dim_v}, c.max_num_seqs, max_slots, k, v, c.device,
               stream);
+}
+
+void locate_tokens(const ListedTokens& tokens, std::int32_t* rows, std::int32_t* kv_lens,
+                   Stream stream) {
+  const Device device = tokens.device;
+  if (device.type == DeviceType::Cuda)
+    static_cast<void>(device::require_gpu(device, "tokens.device"));
+  const auto at_least = [](const char* what, std::int32_t wanted, std::int32_t got) {
+    if (got < wanted) base::throw_mismatch(what, fmt::format("at least {}", wanted), got);
+  };
+  at_least("tokens.num_tokens", 0, tokens.num_tokens);
+  at_least("tokens.num_seqs", 0, tokens.num_seqs);
+  at_least("tokens.num_pages", 0, tokens.num_pages);
+  at_least("tokens.page_size", 1, tokens.page_size);
+  if (tokens.num_tokens == 0) return;
+  const auto lies_there = [&](const char* what, const std::int32_t* pointer, std::int64_t count) {
+    if (pointer == nullptr) base::throw_mismatch(what, "a pointer", "null");
+    api::check_pointer(what, pointer, count, device);
+  };
+  lies_there("tokens.seqs", tokens.seqs, tokens.num_tokens);
+  lies_there("tokens.positions", tokens.positions, tokens.num_tokens);
+  lies_there("tokens.page_offsets", tokens.page_offsets, std::int64_t{tokens.num_seqs} + 1);
+  lies_there("rows", rows, tokens.num_tokens);
+  lies_there("kv_lens", kv_lens, tokens.num_tokens);
+  const kernels::ListedParams params{.seqs = tokens.seqs,
+                                     .positions = tokens.positions,
+                                     .page_offsets = tokens.page_offsets,
+                                     .num_tokens = tokens.num_tokens,
+                                     .num_seqs = tokens.num_seqs,
+                                     .num_pages = tokens.num_pages,
+                                     .page_size = tokens.page_size,
+                                     .rows = rows,
+                                     .kv_lens = kv_lens};
+  run(params, device, stream);
 }
 
 }  // namespace octavo

@@ -99,8 +99,9 @@ std::unique_ptr<GpuCache> make_gpu_cache(const CacheConfig& config, std::int32_t
 std::size_t default_gpu_workspace(const CacheConfig& config);
 std::size_t least_gpu_workspace(const CacheConfig& config);
 
-/// Tokens from format to format, pages to rows; the device is current.
+/// Tokens from format to format, pages to rows, tokens to their pages; the device is current.
 void convert_on_gpu(const kernels::ConvertParams& params, Stream stream);
 void gather_on_gpu(const kernels::GatherParams& params, Stream stream);
+void locate_on_gpu(const kernels::ListedParams& params, Stream stream);
 
 }  // namespace octavo::dispatch

@@ -173,6 +173,40 @@ struct GatherParams {
   std::int64_t num_slots = 0;
 };
 
+/// Tokens of sequences whose pages lie in one list: token i is at positions[i] of sequence
+/// seqs[i], whose pages are the entries page_offsets[s] … page_offsets[s + 1] - 1 of num_pages.
+struct ListedParams {
+  const std::int32_t* seqs = nullptr;          ///< [num_tokens]
+  const std::int32_t* positions = nullptr;     ///< [num_tokens]
+  const std::int32_t* page_offsets = nullptr;  ///< [num_seqs + 1]
+  std::int32_t num_tokens = 0;
+  std::int32_t num_seqs = 0;
+  std::int32_t num_pages = 0;  ///< Entries of the list.
+  std::int32_t page_size = 0;
+  std::int32_t* rows = nullptr;     ///< [num_tokens]: the entry of the token's page, or -1.
+  std::int32_t* kv_lens = nullptr;  ///< [num_tokens]: its place in the page, counted from 1.
+};
+
+/// Where a listed token lies.
+struct ListedPlace {
+  std::int32_t row = -1;
+  std::int32_t kv_len = 1;
+
+  friend bool operator==(const ListedPlace&, const ListedPlace&) = default;
+};
+
+/// Nowhere when there is no such sequence, or the position is not in its pages.
+constexpr ListedPlace place_of_listed(const ListedParams& p, std::int32_t i) {
+  const std::int32_t seq = p.seqs[i];
+  const std::int32_t position = p.positions[i];
+  if (seq < 0 || seq >= p.num_seqs || position < 0) return {};
+  const std::int32_t begin = p.page_offsets[seq];
+  const std::int32_t end = p.page_offsets[seq + 1];
+  const std::int64_t entry = std::int64_t{begin} + position / p.page_size;
+  if (begin < 0 || entry >= end || entry >= p.num_pages) return {};
+  return {static_cast<std::int32_t>(entry), position % p.page_size + 1};
+}
+
 /// How the keys of each sequence are cut among work items. An item is (b, q tile t, split j):
 /// tokens [t * q_tile, (t + 1) * q_tile) of batch row b, over key tiles [first + j *
 /// split_tiles[b], ...+ split_tiles[b]) where `first` is the first key tile that the q tile sees.

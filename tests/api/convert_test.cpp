@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -129,6 +130,70 @@ TEST(CacheSizes, SayWhatACacheTakes) {
   EXPECT_EQ(sizes.keys, 9 * 4 * 2 * 3 * 4);
   EXPECT_EQ(sizes.values, sizes.keys);
   EXPECT_EQ(sizes.workspace, 0);
+}
+
+struct Located {
+  std::vector<std::int32_t> rows, kv_lens;
+};
+
+Located located(const std::vector<std::int32_t>& seqs, const std::vector<std::int32_t>& positions) {
+  // Pages of 4: two sequences of 2 and 1 pages, and one entry of the list that nobody has.
+  const std::vector<std::int32_t> page_offsets = {0, 2, 3};
+  Located to{seqs, seqs};
+  locate_tokens({.seqs = seqs.data(),
+                 .positions = positions.data(),
+                 .page_offsets = page_offsets.data(),
+                 .num_tokens = static_cast<std::int32_t>(seqs.size()),
+                 .num_seqs = 2,
+                 .num_pages = 4,
+                 .page_size = 4},
+                to.rows.data(), to.kv_lens.data());
+  return to;
+}
+
+TEST(LocateTokens, FindsEachTokensEntryAndItsPlaceInThePage) {
+  const Located to = located({0, 0, 1, 0}, {3, 4, 0, 7});
+  EXPECT_EQ(to.rows, (std::vector<std::int32_t>{0, 1, 2, 1}));
+  EXPECT_EQ(to.kv_lens, (std::vector<std::int32_t>{4, 1, 1, 4}));
+}
+
+TEST(LocateTokens, GivesNoRowToTokensThatLieNowhere) {
+  const std::int32_t most = std::numeric_limits<std::int32_t>::max();
+  const Located to = located({-1, 2, 0, 0, 1, 1, most}, {0, 0, -1, 8, 4, most, most});
+  EXPECT_EQ(to.rows, std::vector<std::int32_t>(7, -1));
+  EXPECT_EQ(to.kv_lens, std::vector<std::int32_t>(7, 1));
+}
+
+TEST(LocateTokens, NeverLeavesTheList) {
+  const std::vector<std::int32_t> one = {0}, offsets = {-1, 9}, last = {3};
+  std::int32_t row = 7, kv_len = 7;
+  ListedTokens tokens{.seqs = one.data(),
+                      .positions = one.data(),
+                      .page_offsets = offsets.data(),
+                      .num_tokens = 1,
+                      .num_seqs = 1,
+                      .num_pages = 3,
+                      .page_size = 1};
+  locate_tokens(tokens, &row, &kv_len);
+  EXPECT_EQ(row, -1);
+  const std::vector<std::int32_t> beyond = {0, 9};
+  tokens.page_offsets = beyond.data();
+  tokens.positions = last.data();
+  locate_tokens(tokens, &row, &kv_len);
+  EXPECT_EQ(row, -1);
+}
+
+TEST(LocateTokens, NamesAnArrayThatIsMissing) {
+  const std::vector<std::int32_t> one = {0};
+  std::int32_t row = 0, kv_len = 0;
+  const ListedTokens tokens{
+      .seqs = one.data(), .page_offsets = one.data(), .num_tokens = 1, .page_size = 1};
+  try {
+    locate_tokens(tokens, &row, &kv_len);
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "tokens.positions: wanted a pointer, got null");
+  }
 }
 
 }  // namespace

@@ -72,6 +72,38 @@ TEST_F(GpuTest, ConvertedThereAndBackIsTheSame) {
   EXPECT_TRUE(back.host == from.host);
 }
 
+TEST_F(GpuTest, LocatesListedTokensAsTheCpuDoes) {
+  // More than a block's tokens; some of no sequence, some beyond their pages.
+  constexpr std::int32_t kTokens = 300;
+  const std::vector<std::int32_t> page_offsets = {0, 2, 2, 9};
+  std::vector<std::int32_t> seqs(kTokens), positions(kTokens);
+  for (std::int32_t i = 0; i < kTokens; ++i) {
+    seqs[static_cast<std::size_t>(i)] = i % 5 - 1;
+    positions[static_cast<std::size_t>(i)] = i * 7 % 41 - 2;
+  }
+  ListedTokens tokens{.seqs = seqs.data(),
+                      .positions = positions.data(),
+                      .page_offsets = page_offsets.data(),
+                      .num_tokens = kTokens,
+                      .num_seqs = 3,
+                      .num_pages = 9,
+                      .page_size = 4};
+  std::vector<std::int32_t> places(2 * kTokens, 7), back = places;
+  locate_tokens(tokens, places.data(), places.data() + kTokens);
+
+  const testkit::DeviceMemory seqs_there = on_device(seqs), positions_there = on_device(positions),
+                              offsets_there = on_device(page_offsets);
+  testkit::DeviceMemory places_there = on_device(back);
+  tokens.seqs = ints(seqs_there);
+  tokens.positions = ints(positions_there);
+  tokens.page_offsets = ints(offsets_there);
+  tokens.device = kGpu;
+  auto* to = reinterpret_cast<std::int32_t*>(places_there.data());
+  locate_tokens(tokens, to, to + kTokens);
+  places_there.download(back.data(), places_there.size());
+  EXPECT_EQ(back, places);
+}
+
 TEST_F(GpuTest, GathersPagesAsTheCpuDoes) {
   const std::vector<std::int32_t> lens = {9, 0, 16, 1};
   const std::vector<std::int32_t> rows = {2, 0, 1, 3};

@@ -129,6 +129,12 @@ DIMS = Want("an int or a pair of them", _dims_error)
 TEXT = Want("a str", _one_of(str))
 STEP = Want("a dict {id: new tokens}", _one_of(Mapping))
 LENGTHS = _either(WHOLE, ints())
+SEQUENCE = Want("a tuple or a list", _one_of((tuple, list)))
+
+
+def having(method, text):
+    """What has a method."""
+    return Want(text, lambda x: None if callable(getattr(x, method, None)) else TypeError)
 
 
 def pages(rank):

@@ -6,9 +6,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import octavo
+from octavo._native import _CallAgain as CallAgain
 from octavo._native import _signature as signature
 
 from . import _gpu as gpu
+
+__all__ = ["Call", "CallAgain", "Options"]
 
 
 class Options(NamedTuple):
@@ -56,11 +59,13 @@ class Call:
         most,
         owner=None,
         kind=None,
+        new=None,
     ):
         """lse: an array or None. out: an array. most: new tokens of one sequence. owner: of the
         space, None for all calls' common one. kind: of the calls that share it, None: told from the
-        arrays.
+        arrays. new: the keys of an append before it.
         """
+        self._new = new
         self._q, self._keys, self._offsets = q, keys, offsets
         self._format, self._lse, self._out, self._most = format, lse, out, most
         self._options = options
@@ -70,6 +75,7 @@ class Call:
                 signature(q, keys.k, keys.v, keys.page_table, keys.rows, offsets, lse, out),
                 (format, most, keys.max_kv_len),
                 options.kind(),
+                None if new is None else (new.k.shape, new.format, new.most),
             )
         self.space = (gpu.spaces if owner is None else owner).get(q.device, kind, self._sizes, what)
 
@@ -106,7 +112,26 @@ class Call:
     def _sizes(self, workspace):
         arguments = self._arguments()
         del arguments["softmax_scale"]
-        return workspace.sizes(self._q, self._keys.k, self._keys.v, self._keys.kv_lens, **arguments)
+        keys, new = self._keys, self._new
+        sizes = workspace.sizes(self._q, keys.k, keys.v, keys.kv_lens, **arguments)
+        if new is None:
+            return sizes
+        keys = new.keys
+        # The step of the append may have more tokens: it is planned in the same memory.
+        also = workspace.sizes(
+            new.k,
+            keys.k,
+            keys.v,
+            keys.kv_lens,
+            token_offsets=new.offsets,
+            page_table=keys.page_table,
+            row_indices=keys.rows,
+            format=new.format,
+            out=new.k.new_empty((*new.k.shape[:-1], keys.v.shape[-1])),
+            max_new_tokens=new.most,
+            max_kv_len=keys.max_kv_len,
+        )
+        return octavo.WorkspaceSizes(max(sizes.least, also.least), max(sizes.good, also.good))
 
     def append(self, k, v, keys: gpu.Keys, offsets, format, most, rope, positions):
         """Plans the new tokens over `keys`, whose lengths count them, and writes them."""

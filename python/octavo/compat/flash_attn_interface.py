@@ -275,6 +275,28 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     return _calls.combine(out_partial, lse_partial, out, out_dtype)
 
 
-def get_scheduler_metadata(*args, **kwargs):
+def get_scheduler_metadata(
+    batch_size,
+    max_seqlen_q,
+    max_seqlen_k,
+    num_heads_q,
+    num_heads_kv,
+    headdim,
+    cache_seqlens,
+    qkv_dtype=None,
+    headdim_v=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    cache_leftpad=None,
+    page_size=None,
+    max_seqlen_k_new=0,
+    causal=False,
+    window_size=_NO_WINDOW,
+    attention_chunk=0,
+    has_softcap=False,
+    num_splits=0,
+    pack_gqa=None,
+    sm_margin=0,
+):
     """None: Octavo plans a call from its lengths, so there is nothing to prepare."""
     return None

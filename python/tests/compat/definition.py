@@ -11,7 +11,17 @@ EPS = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 
 
 def attention(
-    q, k, v, *, scale=None, causal=False, window=(-1, -1), softcap=0.0, slopes=None, sinks=None
+    q,
+    k,
+    v,
+    *,
+    scale=None,
+    causal=False,
+    window=(-1, -1),
+    softcap=0.0,
+    slopes=None,
+    sinks=None,
+    rising=False,
 ):
     """One sequence: q [n, Hq, D], k [L, Hk, D], v [L, Hk, Dv]; query i stands at L - n + i.
 
@@ -38,7 +48,7 @@ def attention(
         if softcap > 0:
             s = softcap * np.tanh(s / softcap)
         if slopes is not None:
-            s = s - slopes[h] * np.abs(here - there)
+            s = s + slopes[h] * (there - here if rising else -np.abs(here - there))
         sees = seen.any(1)
         s = np.where(seen, s, -np.inf)[sees]
         top = s.max(1, keepdims=True, initial=-np.inf)
@@ -83,10 +93,22 @@ def weighed(q, k, v, **maths):
     return attention(q, k, np.abs(v), **maths)[0]
 
 
-def check_close(got, want, dtype, biggest, context="", products="f32", mean=None):
+def turned_logits_error(q, k, scale, dtype):
+    """What logits may be off by when q and k are turned and then rounded to dtype, each by half an
+    EPS of an element.
+    """
+    if not len(q) or not len(k):
+        return 0.0
+    group = q.shape[1] // k.shape[1]
+    products = np.einsum("qhd,khd->hqk", np.abs(q), np.abs(np.repeat(k, group, 1)))
+    return EPS[dtype] * abs(scale) * products.max()
+
+
+def check_close(got, want, dtype, biggest, context="", products="f32", mean=None, off=0.0):
     """|got - want| within one rounding to dtype and float32's accumulation over values up to
     `biggest`; and the rounding of the weights to the dtype that they are multiplied in: half an EPS
-    of `mean`, which `weighed` gives, or where that is not given of `biggest`.
+    of `mean`, which `weighed` gives, or where that is not given of `biggest`. off: beside that, as
+    a share of `mean`.
     """
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape, f"{context}: shape {got.shape}, wanted {want.shape}"
@@ -97,6 +119,7 @@ def check_close(got, want, dtype, biggest, context="", products="f32", mean=None
     room = EPS[dtype] * np.abs(want) + 16 * EPS["f32"] * biggest
     if products != "f32":
         room += EPS[products] / 2 * (biggest if mean is None else mean)
+    room += off * (1.0 if mean is None else mean)
     error = np.abs(np.where(infinite, 0.0, got) - np.where(infinite, 0.0, want))
     worst = (
         np.unravel_index(np.argmax(error - np.where(infinite, 0, room)), error.shape)

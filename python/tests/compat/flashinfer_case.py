@@ -5,7 +5,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from definition import attention, check_close, rope_tables, rotate, weighed
+from definition import (
+    attention,
+    check_close,
+    rope_tables,
+    rotate,
+    turned_logits_error,
+    weighed,
+)
 
 LN2 = np.log(2.0)
 NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -46,12 +53,13 @@ class Case:
         self.causal = self.q_len > 1 if decode else pick(True, False)
         self.mode = pick("NONE", "NONE", "ROPE_LLAMA", "ALIBI")
         self.softcap = pick(None, None, 5.0) if self.mode != "ALIBI" else None
-        if self.mode == "ALIBI" and not decode:
-            self.causal = True
-        self.window = pick(-1, -1, 6)
+        self.alone = self.mode == "ALIBI" and not decode and not self.causal
+        self.window = -1 if self.alone else pick(-1, -1, 6)
         self.scale = pick(None, 0.4)
         self.rope_scale, self.theta = pick((None, None), (2.0, 5e4))
         self.sinks = r.standard_normal(self.hq).astype(np.float32) if pick(False, True) else None
+        if self.alone:
+            self.sinks = None
         self.scales = pick({}, {"q_scale": 1.5, "k_scale": 0.5, "v_scale": 2.0})
 
     def __str__(self):
@@ -136,6 +144,7 @@ class Case:
         v_scale = self.scales.get("v_scale", 1.0)
         for b in range(self.batch):
             q, (k, v) = q_all[at[b] : at[b + 1]], self.rows[b]
+            off = 0.0
             if self.mode == "ROPE_LLAMA":
                 cos, sin = rope_tables(64, self.dim, self.theta or 1e4, self.rope_scale or 1.0)
                 n, length = len(q), len(k)
@@ -144,12 +153,15 @@ class Case:
                 turn = np.sign(places + 0.5)[:, None]
                 q = rotate(q, np.arange(n), cos[np.abs(places)], turn * sin[np.abs(places)], False)
                 k = rotate(k, np.arange(length), cos, sin, False)
+                if self.frame.turns_and_rounds:
+                    off = turned_logits_error(q, k, scale, self.dtype)
             maths = {
                 "scale": scale,
                 "causal": self.causal,
                 "window": (self.window, -1),
                 "softcap": self.softcap or 0.0,
                 "slopes": alibi_slopes(self.hq) if self.mode == "ALIBI" else None,
+                "rising": True,  # behind the query, too
                 "sinks": self.sinks,
             }
             want, want_lse = attention(q, k, v, **maths)
@@ -162,10 +174,16 @@ class Case:
                 f"{self}: out of {b}",
                 self.frame.products(self.dtype),
                 weighed(q, k, v, **maths) * abs(v_scale),
+                2 * off,  # each weight, and their sum
             )
             if lse is not None:
                 check_close(
-                    self.frame.read(lse)[rows], want_lse / LN2, "f32", 16.0, f"{self}: lse of {b}"
+                    self.frame.read(lse)[rows],
+                    want_lse / LN2,
+                    "f32",
+                    16.0,
+                    f"{self}: lse of {b}",
+                    off=off / LN2,
                 )
 
 

@@ -34,6 +34,7 @@ class Host:
     """What the host's frameworks have in common."""
 
     device = "cpu"
+    turns_and_rounds = False  # whether what is turned is rounded to its dtype again
 
     def products(self, dtype):
         """What weights and values are multiplied in, when they are of a dtype."""

@@ -9,13 +9,17 @@ In both, calls are made twice, but for modules that say CALLS_ONCE.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from frames import Torch
 
 import octavo
 from gpus import torch_on_a_gpu
-from octavo.compat import _gpu, flash_attn
+from octavo._native import _append_listed as native_append_listed
+from octavo._native import _CallAgain as NativeCallAgain
+from octavo.compat import _gpu, _gpu_call, flash_attn
 from octavo.compat.flashinfer import _gpu_append
 from octavo.compat.flashinfer._batch import PagedBatch
 
@@ -23,6 +27,7 @@ from octavo.compat.flashinfer._batch import PagedBatch
 class Cuda(Torch):
     name = "cuda"
     device = "cuda:0"
+    turns_and_rounds = True
 
     def products(self, dtype):
         return dtype
@@ -48,6 +53,7 @@ class Cuda(Torch):
 
 class StandIn(Torch):
     name = "stand-in"
+    turns_and_rounds = True
 
 
 def _place(x):
@@ -59,8 +65,11 @@ class Workspace:
 
     def __init__(self, device):
         self.step = None
+        self._most_tokens = 0  # of a step that was asked about
 
     def sizes(self, q, k_cache, v_cache, kv_lens, **words):
+        tokens = q.shape[0] * (1 if words["format"] == "thd" else q.shape[1])
+        self._most_tokens = max(self._most_tokens, tokens)
         return octavo.WorkspaceSizes(256, 512)
 
     def use(self, memory):
@@ -83,6 +92,7 @@ class Workspace:
             assert ints is None or str(ints.dtype) == "torch.int32"
             assert ints is None or ints.is_contiguous() or ints is page_table
         ends, lens = token_offsets.numpy(), kv_lens.numpy()
+        assert num_tokens <= self._most_tokens, "more than the workspace was made for"
         capacity = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
         assert max_kv_len <= capacity
         assert ends[-1] <= num_tokens
@@ -128,6 +138,61 @@ def _check_planned(x, k_cache, kv_lens, words):
         assert rows >= (max_kv_len or slots), f"rope: {rows} rows for {max_kv_len or slots} keys"
 
 
+class CallAgain:
+    """The fronts' call of a known kind: their own on the CPU, held to what was planned."""
+
+    def __init__(self, workspace, *, max_new_tokens, max_kv_len, packed=False, **words):
+        self._workspace, self._packed = workspace, packed
+        self._most = {"max_new_tokens": max_new_tokens, "max_kv_len": max_kv_len}
+        self._format, self._same_step = words["format"], False
+        self._call = NativeCallAgain(None, max_new_tokens=0, max_kv_len=0, packed=packed, **words)
+
+    def append_too(self, format, offsets, max_new_tokens, max_kv_len, same_step):
+        self._call.append_too(format, offsets, 0, 0, same_step)
+        self._new = (offsets, {"max_new_tokens": max_new_tokens, "max_kv_len": max_kv_len})
+        self._new_format, self._same_step = format, same_step
+
+    def run(self, q, k, v, lens, offsets, table, rows, *others, planned=False):
+        new_k = others[5] if len(others) > 5 else None
+        keys, at = (k.unsqueeze(1), rows[:-1]) if self._packed else (k, rows)
+        where = {"page_table": table, "row_indices": at}
+        if new_k is not None:
+            new_offsets, most = self._new
+            words = {"token_offsets": new_offsets, **where, **most}
+            tokens = new_k.shape[0] * (1 if self._new_format == "thd" else new_k.shape[1])
+            self._workspace.plan(keys, keys, lens, num_tokens=tokens, **words)
+        words = {"token_offsets": offsets, **where, **self._most}
+        if not planned and not (self._same_step and new_k is not None):
+            tokens = q.shape[0] * (1 if self._format == "thd" else q.shape[1])
+            self._workspace.plan(keys, keys, lens, num_tokens=tokens, **words)
+        checked = {**words, "workspace": self._workspace, "format": self._format}
+        checked["rope"] = others[4]
+        _check_planned(q, keys, lens, checked)
+        self._call.run(q, k, v, lens, offsets, table, rows, *others)
+
+
+def append_listed(workspace, k, v, k_pages, v_pages, seqs, positions, ends, pages, places, offsets):
+    """The fronts' append of single tokens, on the CPU: those that lie nowhere are left out there
+    as a GPU leaves them out.
+    """
+    torch, n, page_size = sys.modules["torch"], len(k), k_pages.shape[1]
+    assert places.shape == (2 * n,)
+    assert places.dtype is torch.int32
+    assert offsets.tolist() == list(range(n + 1))
+    last = len(ends) - 2
+    mine = seqs.clamp(0, last).long()
+    entries = ends[mine] + positions.div(page_size, rounding_mode="floor")
+    there = (seqs == mine) & (positions >= 0) & (entries < ends[mine + 1])
+    some = k[there], v[there], k_pages, v_pages, seqs[there], positions[there]
+    count = int(there.sum())
+    room = torch.empty(2 * count, dtype=torch.int32)
+    native_append_listed(None, *some, ends, pages, room, offsets[: count + 1])
+    assert room.tolist() == [
+        *entries[there].tolist(),
+        *(positions[there] % page_size + 1).tolist(),
+    ]
+
+
 def stand_in(monkeypatch):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     attend, append_tokens = octavo.attend, octavo.append_tokens
@@ -137,19 +202,15 @@ def stand_in(monkeypatch):
         return attend(q, k_cache, v_cache, kv_lens, **words)
 
     def checked_append(k, v, k_cache, v_cache, kv_lens, **words):
-        one_each = words["format"] == "thd" and words["max_new_tokens"] == 1
         _check_planned(k, k_cache, kv_lens, words)
-        if one_each:  # on a GPU tokens without a row of the table are left out
-            there = words["row_indices"] >= 0
-            k, v, kv_lens = k[there], v[there], kv_lens[there]
-            words["row_indices"] = words["row_indices"][there]
-            words["token_offsets"] = torch.arange(len(k) + 1, dtype=torch.int32)
         append_tokens(k, v, k_cache, v_cache, kv_lens, **words)
 
     monkeypatch.setattr(octavo, "Workspace", Workspace)
     monkeypatch.setattr(octavo, "Rope", Rope)
     monkeypatch.setattr(octavo, "attend", checked_attend)
     monkeypatch.setattr(octavo, "append_tokens", checked_append)
+    monkeypatch.setattr(_gpu_call, "CallAgain", CallAgain)
+    monkeypatch.setattr(_gpu_append, "append_listed", append_listed)
     monkeypatch.setattr(_gpu, "on_gpu", lambda x: isinstance(x, torch.Tensor))
     monkeypatch.setattr(_gpu, "capturing", lambda: False)
     monkeypatch.setattr(_gpu, "stream_address", lambda device: 0)

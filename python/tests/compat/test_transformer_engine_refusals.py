@@ -45,8 +45,18 @@ def test_backends_are_chosen_by_the_environment(frame, monkeypatch):
     with pytest.raises(ValueError, match=r"No dot product attention backend.*NVTE_FLASH_ATTN=0"):
         module(*stream.arrays({1: 2}, "bshd"), inference_params=params)
     monkeypatch.setenv("NVTE_FLASH_ATTN", "yes")
+    params.pre_step({1: 1})  # a step reads them once
     with pytest.raises(ValueError, match="NVTE_FLASH_ATTN: wanted 0 or 1"):
-        module(*stream.arrays({1: 2}, "bshd"), inference_params=params)
+        module(*stream.arrays({1: 1}, "bshd"), inference_params=params)
+
+
+def test_a_module_that_is_not_covered_says_so_when_it_is_made():
+    from octavo.compat.transformer_engine.pytorch import TransformerLayer
+    from octavo.compat.transformer_engine.pytorch.attention import MultiheadAttention
+
+    for kind in (TransformerLayer, MultiheadAttention):
+        with pytest.raises(NotImplementedError, match=kind.__name__):
+            kind(64, 256, 8)
 
 
 @pytest.mark.parametrize(

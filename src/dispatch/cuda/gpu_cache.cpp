@@ -8,6 +8,7 @@
 #include "dispatch/gpu.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/convert/convert.h"
+#include "kernels/cuda/plan/plan.h"
 #include "kernels/cuda/unfused/unfused.h"
 
 namespace octavo::dispatch {
@@ -103,6 +104,11 @@ void convert_on_gpu(const kernels::ConvertParams& params, Stream stream) {
 void gather_on_gpu(const kernels::GatherParams& params, Stream stream) {
   device::check(kernels::cuda::gather_pages(params, stream.handle), "gather_pages");
   device::sync_if_asked(stream, "gather_pages");
+}
+
+void locate_on_gpu(const kernels::ListedParams& params, Stream stream) {
+  device::check(kernels::cuda::locate_tokens(params, stream.handle), "locate_tokens");
+  device::sync_if_asked(stream, "locate_tokens");
 }
 
 }  // namespace octavo::dispatch

@@ -27,5 +27,8 @@ void convert_on_gpu(const kernels::ConvertParams& /*params*/, Stream /*stream*/)
 void gather_on_gpu(const kernels::GatherParams& /*params*/, Stream /*stream*/) {
   device::require_gpu({DeviceType::Cuda, 0}, "device");
 }
+void locate_on_gpu(const kernels::ListedParams& /*params*/, Stream /*stream*/) {
+  device::require_gpu({DeviceType::Cuda, 0}, "device");
+}
 
 }  // namespace octavo::dispatch

@@ -113,10 +113,10 @@ def _append(frame, call, keys, rotary, starts):
 
 def varlen(call: RaggedCall):
     q, k, v, maths = call.q, call.k, call.v, call.arithmetic
-    frame = framework(q)
-    core.check_forward_only(frame, q, k, v)
     if gpu.on_gpu(q):
         return _gpu.varlen(call)
+    frame = framework(q)
+    core.check_forward_only(frame, q, k, v)
     queries = core.ragged_queries(frame.host(q, "q"), call.cu_seqlens_q)
     b = queries.num_seqs
     hk, hv = frame.host(k, "k"), frame.host(v, "v")
@@ -172,10 +172,10 @@ def _partly_used(frame, q, queries, keys, opts, slopes, want_lse, v_descale, seq
 
 
 def dense(q, k, v, maths: Arithmetic):
-    frame = framework(q)
-    core.check_forward_only(frame, q, k, v)
     if gpu.on_gpu(q):
         return _gpu.dense(q, k, v, maths)
+    frame = framework(q)
+    core.check_forward_only(frame, q, k, v)
     queries = core.padded_queries(frame.host(q, "q"))
     hk, hv = frame.host(k, "k"), frame.host(v, "v")
     if hk.shape[0] != queries.num_seqs:

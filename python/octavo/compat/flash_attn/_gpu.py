@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from .. import _gpu as gpu
-from .._arrays import not_covered
-from .._gpu_call import Call, Options
+from .._arrays import framework
+from .._gpu_call import Options
 from .._gpu_merge import checked_lse, merge
 from . import _core as core
 from ._given import Arithmetic, CacheCall, RaggedCall
@@ -20,7 +20,10 @@ from ._gpu_again import (
     varlen_again,
     with_kvcache_again,
 )
+from ._gpu_each import attend_each, each_its_own, first_of
 from ._gpu_parts import New, Queries, rope_of, skip_left, within_tables
+from ._gpu_parts import call_of as _call
+from ._gpu_parts import results_of as _results
 
 
 def _options(queries, maths):
@@ -30,9 +33,8 @@ def _options(queries, maths):
     if sinks is not None:
         sinks = gpu.floats(sinks, "sinks", q.device, (heads,))
     if alibi_slopes is not None:
-        if len(alibi_slopes.shape) == 2:
-            raise not_covered("alibi_slopes [batch, heads] on a GPU", "[heads] are")
-        alibi_slopes = gpu.floats(alibi_slopes, "alibi_slopes", q.device, (heads,))
+        shape = (heads,) if len(alibi_slopes.shape) == 1 else (queries.num_seqs, heads)
+        alibi_slopes = gpu.floats(alibi_slopes, "alibi_slopes", q.device, shape)
     return Options(*core.plain_options(maths), sinks, alibi_slopes)
 
 
@@ -57,16 +59,6 @@ def _descale(queries, descales, num_kv_heads):
     return None if of_v is None else per_token(of_v)
 
 
-def _results(queries, keys, want_lse):
-    """New (out, the LSE in the library's shape or None)."""
-    q = queries.tensor
-    out = q.new_empty((*q.shape[:-1], keys.v.shape[-1]))
-    if not want_lse:
-        return out, None
-    tokens = out.shape[0] if queries.format == "thd" else out.shape[0] * out.shape[1]
-    return out, q.new_empty((tokens, q.shape[-2]), dtype=gpu.torch().float32)
-
-
 def _packing(queries):
     return queries.format, queries.num_seqs, queries.most
 
@@ -88,6 +80,9 @@ def _attend(what, queries, keys, options, v_scale, maths, kind, **kept):
     """
     if _nothing_to_do(queries, keys):
         return _empty(queries, keys, maths.want_lse)
+    if each_its_own(options):
+        out, lse = attend_each(what, queries, keys, options, maths.want_lse)
+        return _finish(queries, out, lse, v_scale)
     out, lse = _results(queries, keys, maths.want_lse)
     call = _call(what, queries, keys, options, out, lse, kind)
     if kind is not None:
@@ -95,21 +90,6 @@ def _attend(what, queries, keys, options, v_scale, maths, kind, **kept):
     call.plan()
     call.attend()
     return _finish(queries, out, lse, v_scale)
-
-
-def _call(what, queries, keys, options, out, lse, kind):
-    return Call(
-        what,
-        queries.tensor,
-        keys,
-        queries.offsets,
-        options,
-        format=queries.format,
-        lse=lse,
-        out=out,
-        most=queries.most,
-        kind=kind,
-    )
 
 
 def _as_is(maths, options, *pairs):
@@ -171,16 +151,23 @@ def with_kvcache(call: CacheCall):
     else:
         out, lse = _results(queries, read, maths.want_lse)
         kind = _kept_kind(kind, call, queries, keys, past, options)
-        attend = _call("flash_attn_with_kvcache", queries, read, options, out, lse, kind)
+        one = first_of(options)  # of the sequences, for the append
         writes = new is not None and new.k.numel() > 0
+        what, appended = "flash_attn_with_kvcache", new if writes else None
+        if writes:
+            new.keys = keys
+        attend = _call(what, queries, read, one, out, lse, kind, appended)
         planned = writes and _same_step(new, queries, read is keys)
         if kind is not None:
-            _keep(attend, call, queries, keys, new if writes else None, planned, out, lse)
+            _keep(attend, call, queries, keys, appended, planned, out, lse)
         if writes:
             attend.append(k, v, keys, new.offsets, new.format, new.most, rope, places)
-        if not planned:
-            attend.plan()
-        attend.attend()
+        if each_its_own(options):
+            out, lse = attend_each(what, queries, read, options, maths.want_lse)
+        else:
+            if not planned:
+                attend.plan()
+            attend.attend()
         results = _finish(queries, out, lse, v_scale)
     return results if maths.want_lse else results[0]
 
@@ -261,6 +248,7 @@ def varlen(call: RaggedCall):
     again = gpu.spaces.again(device, kind)
     if again is not None:
         return varlen_again(again, call)
+    core.check_forward_only(framework(call.q), call.q, call.k, call.v)
     q, k, v = gpu.checked(call.q, q=call.q, k=call.k, v=call.v)
     queries = Queries(q, call.cu_seqlens_q, call.max_seqlen_q)
     b = queries.num_seqs
@@ -329,10 +317,13 @@ def _partly_used(queries, keys, options, want_lse, v_scale, seqused_q):
     index = (queries.offsets[:-1, None] + ramp).clamp_(0, q.shape[0] - 1).long()
     padded = Queries(q[index], None, None)
     padded.offsets = offsets
-    out, lse = _results(padded, keys, want_lse)
-    call = _call("flash_attn_varlen_func", padded, keys, options, out, lse, None)
-    call.plan()
-    call.attend()
+    if each_its_own(options):
+        out, lse = attend_each("flash_attn_varlen_func", padded, keys, options, want_lse)
+    else:
+        out, lse = _results(padded, keys, want_lse)
+        call = _call("flash_attn_varlen_func", padded, keys, options, out, lse, None)
+        call.plan()
+        call.attend()
     mine = gpu.owners(queries.offsets, q.shape[0])
     within = gpu.steps(0, 1, q.shape[0], q.device) - queries.offsets[mine]
     used = within < counts[mine]
@@ -352,6 +343,7 @@ def dense(q, k, v, maths: Arithmetic):
     again = gpu.spaces.again(q.device, kind)
     if again is not None:
         return again.run(q, k, v, again.lens, again.offsets, None, None, maths)
+    core.check_forward_only(framework(q), q, k, v)
     q, k, v = gpu.checked(q, q=q, k=k, v=v)
     queries = Queries(q, None, None)
     if k.shape[0] != queries.num_seqs:

@@ -12,6 +12,7 @@ import octavo
 from octavo._native import _kind_of_call as kind_of_call
 
 from .. import _gpu as gpu
+from .. import _gpu_call
 
 
 def kind_of_cache_call(call):
@@ -62,101 +63,65 @@ def kind_of_dense_call(q, k, v, maths):
 
 
 def _kind(what, maths, words, *tensors):
-    window = maths.window_size
-    if type(window) is not tuple:
+    window, slopes = maths.window_size, maths.alibi_slopes
+    if type(window) is not tuple or (slopes is not None and len(slopes.shape) == 2):
         return None
     plain = (what, *maths[:2], *window, maths.softcap, maths.want_lse, *words)
-    return kind_of_call(plain, *tensors, maths.sinks, maths.alibi_slopes)
+    return kind_of_call(plain, *tensors, maths.sinks, slopes)
 
 
 class Again:
     """How a call of its kind goes. offsets, lens, table: kept if they are not the call's own."""
 
     def __init__(self, call, queries, out, lse, *, offsets=None, lens=None, table=None):
-        self._workspace = call.space.workspace
-        self._words = {**call.words(), "workspace": self._workspace}
-        self._plan_words = _plan_words(self._words, call.num_tokens)
+        self._call = _gpu_call.CallAgain(
+            call.space.workspace, packed=table is not None, **call.words()
+        )
         self._out, self._lse = out.shape, None if lse is None else lse.shape
+        # The cheaper way to a new tensor.
+        q = queries.tensor
+        self._like_q = out.shape == q.shape and q.is_contiguous()
+        self._float32 = gpu.torch().float32
         self._queries = (queries.format, queries.num_seqs, queries.most)
         self.offsets, self.lens, self.table = offsets, lens, table
         self.new_counts = None
-        self._same_step = False
 
     def append_too(self, new, most, same_step):
         """The calls bring new keys; most: keys of one sequence with them."""
         # A tensor: PyTorch adds a number at more than twice the cost.
         self.new_counts = gpu.full(new.k.shape[0], new.most, new.k.device)
-        self._same_step = same_step
-        self._new_offsets = new.offsets
-        self._new_words = {
-            "format": new.format,
-            "max_new_tokens": new.most,
-            "max_kv_len": most,
-            "workspace": self._workspace,
-        }
-        self._new_plan_words = _plan_words(self._new_words, new.k.shape[0] * new.k.shape[1])
+        self._call.append_too(new.format, new.offsets, new.most, most, same_step)
 
-    def run(self, q, k, v, lens, offsets, table, rows, maths, new=None, rope=None):
+    def run(self, q, k, v, lens, offsets, table, rows, maths, rope=None, new_k=None, new_v=None):
         """(out, LSE or None), as FlashAttention gives them."""
-        out = q.new_empty(self._out)
-        lse = None if self._lse is None else q.new_empty(self._lse, dtype=gpu.torch().float32)
-        plan = self._workspace.plan
-        if new is not None:
-            plan(
-                k,
-                v,
-                lens,
-                token_offsets=self._new_offsets,
-                page_table=table,
-                row_indices=rows,
-                **self._new_plan_words,
-            )
-            octavo.append_tokens(
-                *new,
-                k,
-                v,
-                lens,
-                token_offsets=self._new_offsets,
-                page_table=table,
-                row_indices=rows,
-                rope=rope,
-                **self._new_words,
-            )
-        if not self._same_step:
-            plan(
-                k,
-                v,
-                lens,
-                token_offsets=offsets,
-                page_table=table,
-                row_indices=rows,
-                **self._plan_words,
-            )
-        octavo.attend(
+        out = gpu.torch().empty_like(q) if self._like_q else q.new_empty(self._out)
+        lse = None if self._lse is None else q.new_empty(self._lse, dtype=self._float32)
+        self._call.run(
             q,
             k,
             v,
             lens,
-            token_offsets=offsets,
-            page_table=table,
-            row_indices=rows,
-            out=out,
-            lse=lse,
-            sinks=maths.sinks,
-            alibi_slopes=maths.alibi_slopes,
-            rope=rope,
-            **self._words,
+            offsets,
+            table,
+            rows,
+            out,
+            lse,
+            maths.sinks,
+            maths.alibi_slopes,
+            rope,
+            new_k,
+            new_v,
         )
         return out, their_lse(lse, *self._queries)
 
 
 def with_kvcache_again(again, call):
-    lens, new, rope = again.lens, None, None
-    if again.new_counts is not None:
-        new = call.k, call.v
+    lens, rope, new_k, new_v = again.lens, None, None, None
     if lens is None:
         lens = call.cache_seqlens
-        if new is not None:
+    if again.new_counts is not None:
+        new_k, new_v = call.k, call.v
+        if again.lens is None:
             lens = lens + again.new_counts
     if call.rotary_cos is not None:
         style = "interleaved" if call.rotary_interleaved else "half"
@@ -170,27 +135,20 @@ def with_kvcache_again(again, call):
         call.page_table,
         call.cache_batch_idx,
         call.arithmetic,
-        new,
         rope,
+        new_k,
+        new_v,
     )
     return (out, lse) if call.arithmetic.want_lse else out
 
 
 def varlen_again(again, call):
-    k, v, ends, lens = call.k, call.v, call.cu_seqlens_k, call.seqused_k
-    table, rows = call.page_table, None
+    ends, lens, table, rows = call.cu_seqlens_k, call.seqused_k, call.page_table, None
     if lens is None:
-        starts = ends[:-1]
-        lens = ends[1:] - starts
+        lens = ends.diff()
     if table is None:
-        table, rows = again.table, starts
-        k, v = k.unsqueeze(1), v.unsqueeze(1)
-    return again.run(call.q, k, v, lens, call.cu_seqlens_q, table, rows, call.arithmetic)
-
-
-def _plan_words(words, num_tokens):
-    most = {n: words[n] for n in ("max_new_tokens", "max_kv_len")}
-    return {**most, "num_tokens": num_tokens}
+        table, rows = again.table, ends
+    return again.run(call.q, call.k, call.v, lens, call.cu_seqlens_q, table, rows, call.arithmetic)
 
 
 def their_lse(lse, format, num_seqs, most):

@@ -7,6 +7,7 @@ import octavo
 
 from .. import _gpu as gpu
 from .._arrays import not_covered
+from .._gpu_call import Call
 from . import _core as core
 
 
@@ -44,8 +45,36 @@ class Queries:
         return tokens + self.per_token(starts - self.offsets[:-1])
 
 
+def results_of(queries, keys, want_lse):
+    """New (out, the LSE in the library's shape or None)."""
+    q = queries.tensor
+    out = q.new_empty((*q.shape[:-1], keys.v.shape[-1]))
+    if not want_lse:
+        return out, None
+    tokens = out.shape[0] if queries.format == "thd" else out.shape[0] * out.shape[1]
+    return out, q.new_empty((tokens, q.shape[-2]), dtype=gpu.torch().float32)
+
+
+def call_of(what, queries, keys, options, out, lse, kind, new=None):
+    return Call(
+        what,
+        queries.tensor,
+        keys,
+        queries.offsets,
+        options,
+        format=queries.format,
+        lse=lse,
+        out=out,
+        most=queries.most,
+        kind=kind,
+        new=new,
+    )
+
+
 class New:
-    """New keys and values, to be written behind `past`."""
+    """New keys and values, to be written behind `past`; keys: among which."""
+
+    keys = None
 
     def __init__(self, k, v, past, cu_seqlens, device):
         self.k, self.v = k, v

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .._blame import array, names_arguments
+from .._blame import WHOLE, array, ints, names_arguments
 from . import _calls
 from ._core import check_tuning, one_of, refuse
 from ._given import Arithmetic, CacheCall, RaggedCall
@@ -70,12 +70,13 @@ def flash_attn_with_kvcache(
 
     num_splits, pack_gqa and max_seqlen_q are hints; here speed follows from the lengths themselves.
     """
-    refuse(
-        qv=qv,
-        attention_chunk=attention_chunk,
-        scheduler_metadata=scheduler_metadata,
-        sm_margin=sm_margin,
-    )
+    if qv is not None or attention_chunk or scheduler_metadata is not None or sm_margin:
+        refuse(
+            qv=qv,
+            attention_chunk=attention_chunk,
+            scheduler_metadata=scheduler_metadata,
+            sm_margin=sm_margin,
+        )
     if num_splits or pack_gqa is not None:
         check_tuning(num_splits, pack_gqa)
     arithmetic = Arithmetic(
@@ -153,31 +154,34 @@ def flash_attn_varlen_func(
     LSE float32 [Hq, T], an empty array: without dropout FlashAttention keeps no probabilities
     either).
     """
-    refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
-    check_tuning(num_splits, pack_gqa)
+    if dropout_p or qv is not None or attention_chunk or sm_margin:
+        refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
+    if num_splits != 1 or pack_gqa is not None:
+        check_tuning(num_splits, pack_gqa)
+    if page_table is not None:
+        block_table = one_of(block_table=block_table, page_table=page_table)
+    arithmetic = Arithmetic(
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
+        _given(q_descale, k_descale, v_descale),
+        return_attn_probs,
+    )
     call = RaggedCall(
         q,
         k,
         v,
         cu_seqlens_q,
         cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        page_table=block_table
-        if page_table is None
-        else one_of(block_table=block_table, page_table=page_table),
-        arithmetic=Arithmetic(
-            softmax_scale,
-            causal,
-            window_size,
-            softcap,
-            alibi_slopes,
-            sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
-            _given(q_descale, k_descale, v_descale),
-            return_attn_probs,
-        ),
+        max_seqlen_q,
+        max_seqlen_k,
+        seqused_q,
+        seqused_k,
+        block_table,
+        arithmetic,
     )
     out, lse = _calls.varlen(call)
     return (out, lse, _calls.no_probs(q)) if return_attn_probs else out
@@ -234,27 +238,140 @@ def flash_attn_func(
 
 
 @names_arguments(qkv=array(5))
-def flash_attn_qkvpacked_func(qkv, *args, **kwargs):
+def flash_attn_qkvpacked_func(
+    qkv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=_NO_WINDOW,
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    **more,
+):
     """flash_attn_func for qkv [B, L, 3, H, D]; the further arguments are the same."""
-    return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *args, **kwargs)
-
-
-@names_arguments(kv=array(5))
-def flash_attn_kvpacked_func(q, kv, *args, **kwargs):
-    """flash_attn_func for kv [B, Lk, 2, Hk, D]; the further arguments are the same."""
-    return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *args, **kwargs)
-
-
-@names_arguments(qkv=array(4))
-def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *args, **kwargs):
-    """flash_attn_varlen_func for qkv [T, 3, H, D]; the further arguments are the same."""
-    q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs
+    q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        **more,
     )
 
 
-@names_arguments(kv=array(4))
-def flash_attn_varlen_kvpacked_func(q, kv, *args, **kwargs):
+@names_arguments(q=array(4), kv=array(5))
+def flash_attn_kvpacked_func(
+    q,
+    kv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=_NO_WINDOW,
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    **more,
+):
+    """flash_attn_func for kv [B, Lk, 2, Hk, D]; the further arguments are the same."""
+    k, v = kv[:, :, 0], kv[:, :, 1]
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        **more,
+    )
+
+
+@names_arguments(qkv=array(4), cu_seqlens=ints(), max_seqlen=WHOLE | None)
+def flash_attn_varlen_qkvpacked_func(
+    qkv,
+    cu_seqlens,
+    max_seqlen,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=_NO_WINDOW,
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    **more,
+):
+    """flash_attn_varlen_func for qkv [T, 3, H, D]; the further arguments are the same."""
+    q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        **more,
+    )
+
+
+@names_arguments(q=array(3), kv=array(4))
+def flash_attn_varlen_kvpacked_func(
+    q,
+    kv,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=_NO_WINDOW,
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    **more,
+):
     """flash_attn_varlen_func for kv [Tk, 2, Hk, D]; the further arguments are the same."""
-    return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *args, **kwargs)
+    k, v = kv[:, 0], kv[:, 1]
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        **more,
+    )

@@ -6,10 +6,19 @@ in base 2, as FlashInfer's is. docs/python/coming-from-flashinfer.md lists what 
 differs and what raises.
 """
 
-from .cascade import merge_state, merge_state_in_place, merge_states
+from .._absent import absent
+from .cascade import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+    MultiLevelCascadeAttentionWrapper,
+    merge_state,
+    merge_state_in_place,
+    merge_states,
+)
 from .decode import (
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+    fast_decode_plan,
     single_decode_with_kv_cache,
 )
 from .page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
@@ -22,10 +31,14 @@ from .prefill import (
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "MultiLevelCascadeAttentionWrapper",
     "append_paged_kv_cache",
+    "fast_decode_plan",
     "get_batch_indices_positions",
     "get_seq_lens",
     "merge_state",
@@ -35,3 +48,40 @@ __all__ = [
     "single_prefill_with_kv_cache",
     "single_prefill_with_kv_cache_return_lse",
 ]
+
+# FlashInfer's other names for attention and its caches.
+__getattr__ = absent(
+    __name__,
+    frozenset(
+        (
+            "BatchAttention",
+            "BatchAttentionWithAttentionSinkWrapper",
+            "BatchDecodeMlaWithPagedKVCacheWrapper",
+            "BatchMLAPagedAttentionWrapper",
+            "BatchPODWithPagedKVCacheWrapper",
+            "BlockSparseAttentionWrapper",
+            "PODWithPagedKVCacheWrapper",
+            "VariableBlockSparseAttentionWrapper",
+            "append_paged_mla_kv_cache",
+            "apply_llama31_rope",
+            "apply_llama31_rope_inplace",
+            "apply_llama31_rope_pos_ids",
+            "apply_llama31_rope_pos_ids_inplace",
+            "apply_rope",
+            "apply_rope_inplace",
+            "apply_rope_pos_ids",
+            "apply_rope_pos_ids_inplace",
+            "apply_rope_with_cos_sin_cache",
+            "apply_rope_with_cos_sin_cache_inplace",
+            "cudnn_batch_decode_with_kv_cache",
+            "cudnn_batch_prefill_with_kv_cache",
+            "packbits",
+            "segment_packbits",
+            "trtllm_batch_context_with_kv_cache",
+            "trtllm_batch_decode_with_kv_cache",
+            "trtllm_batch_decode_with_kv_cache_mla",
+            "xqa",
+            "xqa_mla",
+        )
+    ),
+)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 
 from .. import _gpu as gpu
@@ -49,8 +51,14 @@ class Batch:
         self._float_workspace_buffer = float_workspace_buffer
 
     def workspace_size(self, *plan_arguments, **plan_options):
-        """(0, 0): bytes of the float and the int workspace that such a plan needs of the caller."""
+        """(0, 0): bytes of float and int workspace that such a plan() needs of the caller."""
+        inspect.signature(type(self).plan).bind(self, *plan_arguments, **plan_options)
         return 0, 0
+
+    def prewarm_paged_kv_stride_variant(self, variant="independent"):
+        """Nothing to do: keys and values may have strides of their own in every call."""
+        if variant not in ("independent", "shared"):
+            raise ValueError(f"variant: wanted independent or shared, got {variant!r}")
 
     def end_forward(self):
         """Nothing to do."""

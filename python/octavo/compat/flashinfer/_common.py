@@ -115,7 +115,7 @@ class Maths:
                 raise not_covered("logits_soft_cap with pos_encoding_mode ALIBI")
             if not causal and q_lens > 1:
                 raise not_covered(
-                    "pos_encoding_mode ALIBI without causal", "later keys would count twice over"
+                    "pos_encoding_mode ALIBI without causal by forward()", "by plan() it is"
                 )
             self.slopes = alibi_slopes(num_heads)
         elif pos_encoding_mode == "ROPE_LLAMA":
@@ -134,14 +134,27 @@ class Maths:
         scale, theta = self.rope_args
         if scale == 1.0:
             return octavo.Rope("half", base=theta)
-        cos, sin = _rope_tables(scale, theta, head_dim, 1 << max(longest - 1, 63).bit_length())
+        cos, sin = rope_tables(scale, theta, head_dim, 1 << max(longest - 1, 63).bit_length())
         return octavo.Rope("half", cos=cos, sin=sin)
 
 
 @functools.lru_cache(maxsize=8)
-def _rope_tables(scale, theta, head_dim, count):
+def rope_tables(scale, theta, head_dim, count):
     angles = np.outer(np.arange(count) / scale, theta ** (-np.arange(0, head_dim, 2) / head_dim))
     return tuple(np.ascontiguousarray(f(angles), np.float32) for f in (np.cos, np.sin))
+
+
+def each_for_itself(causal, pos_encoding_mode, window_left, q_lens):
+    """Whether each query has to be a sequence of its own, at the end of its keys.
+
+    FlashInfer's ALiBi grows with the key's position, behind the query, too; Octavo's falls there.
+    Of a query behind all keys both are the same, but for a number that softmax doesn't see.
+    """
+    if causal or pos_encoding_mode != "ALIBI" or q_lens <= 1:
+        return False
+    if window_left is not None and window_left >= 0:
+        raise not_covered("window_left with pos_encoding_mode ALIBI without causal")
+    return True
 
 
 class Keys:
@@ -152,6 +165,14 @@ class Keys:
         self.page_table = page_table
         self.rows = rows
         self.longest = int(kv_lens.max()) if kv_lens.size else 0
+
+    def repeated(self, counts):
+        """Those of counts[b] sequences each that are all like sequence b."""
+        table, rows = (
+            None if x is None else np.repeat(x, counts, axis=0)
+            for x in (self.page_table, self.rows)
+        )
+        return Keys(np.repeat(self.kv_lens, counts), table, rows)
 
 
 def paged_keys(indptr, indices, last_page_len, page_size, seq_lens=None, block_tables=None):
@@ -238,18 +259,18 @@ def _rotated(maths, k, v, keys, q_lens):
             token_offsets=offsets,
             format="bshd",
             rope=rope,
-            positions=_positions(np.full(b, before), keys.kv_lens),
+            positions=positions_from(np.full(b, before), keys.kv_lens),
         )
     return (
         turned[0],
         turned[1],
         Keys(keys.kv_lens),
         rope,
-        _positions(keys.kv_lens - q_lens + before, q_lens),
+        positions_from(keys.kv_lens - q_lens + before, q_lens),
     )
 
 
-def _positions(starts, counts):
+def positions_from(starts, counts):
     """starts[b], starts[b] + 1, ... for counts[b] tokens each, packed."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if ends.size else 0
@@ -262,12 +283,12 @@ def attend(
     """(out, lse or None): one call for q [T, Hq, D] on the host; lse in base 2."""
     tokens, heads = host.shape[:2]
     shape = (tokens, heads, v.shape[-1])
-    made, into = _given(frame, q, out, shape, out_dtype, "out")
+    made, into = given_or_new(frame, q, out, shape, out_dtype, "out")
     made_lse = into_lse = None
     if want_lse:
         if maths.slopes is not None:
             raise not_covered("the LSE with pos_encoding_mode ALIBI")
-        made_lse, into_lse = _given(frame, q, lse, (tokens, heads), frame.float32, "lse")
+        made_lse, into_lse = given_or_new(frame, q, lse, (tokens, heads), frame.float32, "lse")
     if not (k.shape[0] and k.shape[1]):
         k, v = (np.zeros((max(x.shape[0], 1), 1, *x.shape[2:]), x.dtype) for x in (k, v))
     rope = positions = None
@@ -308,7 +329,7 @@ def attend(
     return frame.finish(made), None if made_lse is None else frame.finish(made_lse)
 
 
-def _given(frame, like, array, shape, dtype, name):
+def given_or_new(frame, like, array, shape, dtype, name):
     if array is None:
         return frame.empty(like, shape, dtype)
     if not frame.writable:

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import octavo
 from octavo._native import _kind_of_call as kind_of_call
 
 from .. import _gpu as gpu
+from .. import _gpu_call
 from .._arrays import checked_scale, not_covered
 from .._gpu_call import Call, Options
 from ._common import LOG2E
+from ._gpu_rope import of_rows, turned, turned_call
 
 
 def on_host(x):
@@ -28,8 +29,6 @@ def on_host(x):
 
 def options(maths, device, heads, scales, sinks):
     """The arithmetic of a plan and a call."""
-    if maths.rope_args is not None:
-        raise not_covered("pos_encoding_mode ROPE_LLAMA on a GPU", "rotate before the append")
     scale = maths.scale
     for name, factor in zip(("q_scale", "k_scale"), scales, strict=False):
         if factor is None:
@@ -100,7 +99,7 @@ class Again(NamedTuple):
     """How a run goes whose like there was: same shapes, strides, dtypes, places and words."""
 
     maths: Any
-    words: dict
+    call: Any
     slopes: Any
     shapes: tuple  # of out and lse
     dtypes: tuple
@@ -130,6 +129,7 @@ class DevicePlan:
         """keys and offsets of the host; most: new tokens of one sequence, 0 for all of them."""
         t = gpu.torch()
         self._most, self._page_size, self._longest = most, page_size, max(keys.longest, 1)
+        self._on_host, self._turned = (keys, offsets), None
         rows, entries, width = _pages(keys, page_size)
         if self._fixed is None:
             self._place(len(rows), len(entries), width)
@@ -212,6 +212,8 @@ class DevicePlan:
         arithmetic = options(maths, q.device, q.shape[1], scales, sinks)
         if not self._lens.shape[0] or not q.shape[0] or k.numel() == 0:
             return empty(out, lse)
+        if maths.rope_args is not None:
+            return finish(*self._attend_turned(q, k, v, maths, arithmetic, out, lse), scales[2])
         most_keys = self._max_kv_len(k.shape[0])
         keys = gpu.Keys(k, v, self._lens, self._table, self._rows, most_keys)
         most = min(self._most, q.shape[0])
@@ -232,7 +234,7 @@ class DevicePlan:
         if kind is not None and sinks is arithmetic.sinks:
             self._again[kind] = Again(
                 maths,
-                {**call.words(), "workspace": call.space.workspace},
+                _gpu_call.CallAgain(call.space.workspace, **call.words()),
                 arithmetic.alibi_slopes,
                 (out.shape, None if lse is None else lse.shape),
                 (out.dtype, gpu.torch().float32),
@@ -242,6 +244,18 @@ class DevicePlan:
             )
         call.attend()
         return finish(out, lse, scales[2])
+
+    def _attend_turned(self, q, k, v, maths, arithmetic, out, lse):
+        """Over keys that are turned as they are read."""
+        if self._fixed is not None:
+            raise not_covered(
+                "pos_encoding_mode ROPE_LLAMA in CUDA graph mode on a GPU",
+                "rotate before the append",
+            )
+        if self._turned is None:
+            self._turned = turned(*self._on_host, self._page_size, self._device)
+        self._planned = None  # the workspace plans another step
+        return _attend_turned(self._turned, q, k, v, maths, arithmetic, out, lse, self)
 
     def attend_again(self, q, k, v, maths, out, lse, want_lse, scales, sinks):
         """As attend, if there was a call like it since the plan, else None."""
@@ -260,19 +274,20 @@ class DevicePlan:
         if again.plan_key != self._planned:
             again.space.plan(*again.plan)
             self._planned = again.plan_key
-        octavo.attend(
+        again.call.run(
             q,
             k,
             v,
             self._lens,
-            token_offsets=self._offsets,
-            page_table=self._table,
-            row_indices=self._rows,
-            out=out,
-            lse=lse,
-            sinks=sinks,
-            alibi_slopes=again.slopes,
-            **again.words,
+            self._offsets,
+            self._table,
+            self._rows,
+            out,
+            lse,
+            sinks,
+            again.slopes,
+            None,
+            planned=True,
         )
         return finish(out, lse, scales[2])
 
@@ -294,12 +309,35 @@ class DevicePlan:
         return key
 
 
+def _attend_turned(plan, q, k, v, maths, arithmetic, out, lse, owner=None):
+    if not plan.pages.shape[0]:
+        return empty(out, lse)
+    q, keys = turned_call(plan, q, k, v, maths)
+    call = Call(
+        "run",
+        q,
+        keys,
+        plan.offsets,
+        arithmetic,
+        format="thd",
+        lse=lse,
+        out=out,
+        most=plan.most,
+        owner=owner,
+    )
+    call.plan()
+    call.attend()
+    return out, lse
+
+
 def _kind_of_run(q, k, v, out, lse, want_lse, scales, sinks):
     return kind_of_call((want_lse, *scales), q, k, v, out, lse, sinks)
 
 
-def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None):
-    """(out, lse or None) of one sequence: q [n, Hq, D], k [L, Hk, D], v [L, Hk, Dv]."""
+def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None, single=False):
+    """(out, lse or None) of one sequence: q [n, Hq, D], k [L, Hk, D], v [L, Hk, Dv]. single: each
+    query is a sequence of its own, over the same keys.
+    """
     q, k, v = gpu.checked(q, q=q, k=k, v=v)
     check_lse(maths, want_lse)
     out, lse = results(q, v.shape[-1], None, None, want_lse, out_dtype)
@@ -307,17 +345,23 @@ def attend_rows(what, q, k, v, maths, *, want_lse, scales, out_dtype=None):
     if not q.shape[0] or k.numel() == 0:
         return empty(out, lse)
     n, length = q.shape[0], k.shape[0]
-    keys = gpu.Keys(k[None], v[None], gpu.full(1, length, q.device), None, None, length)
+    if maths.rope_args is not None:
+        plan = of_rows(n, length, q.device)
+        pages = k[:, None], v[:, None]
+        return finish(*_attend_turned(plan, q, *pages, maths, arithmetic, out, lse), scales[2])
+    seqs, most = (n, 1) if single else (1, n)
+    rows = gpu.full(seqs, 0, q.device)
+    keys = gpu.Keys(k[None], v[None], gpu.full(seqs, length, q.device), None, rows, length)
     call = Call(
         what,
         q,
         keys,
-        gpu.steps(0, n, 2, q.device),
+        gpu.steps(0, most, seqs + 1, q.device),
         arithmetic,
         format="thd",
         lse=lse,
         out=out,
-        most=n,
+        most=most,
     )
     call.plan()
     call.attend()

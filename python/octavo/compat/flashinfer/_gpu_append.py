@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import octavo
+from octavo._native import _append_listed as append_listed
 from octavo._native import _kind_of_call as kind_of_call
 
 from .. import _gpu as gpu
@@ -18,7 +18,8 @@ from ._gpu import pages_of
 class Again(NamedTuple):
     """How an append goes whose like there was: same shapes, strides, dtypes and places."""
 
-    space: Any
+    workspace: Any
+    places: Any  # where each token lies, anew in each call
     offsets: Any
 
 
@@ -34,7 +35,7 @@ def append(k, v, batch_indices, positions, paged_kv_cache, indices, indptr, kv_l
     kind = kind_of_call(("append_paged_kv_cache",), k, v, k_pages, v_pages, *given)
     again = gpu.spaces.again(k.device, kind)
     if again is not None:
-        _append(again, k, v, k_pages, v_pages, *given)
+        append_listed(again.workspace, k, v, k_pages, v_pages, *given, again.places, again.offsets)
         return
     k, v, k_pages, v_pages = gpu.checked(
         k, append_key=k, append_value=v, k_pages=k_pages, v_pages=v_pages
@@ -64,32 +65,11 @@ def append(k, v, batch_indices, positions, paged_kv_cache, indices, indptr, kv_l
         most=1,
         kind=kind,
     )
-    again = Again(call.space, offsets)
+    room = k.new_empty((2 * n,), dtype=gpu.torch().int32)
+    again = Again(call.space.workspace, room, offsets)
     if kind is not None:
         call.space.again = again
-    _append(again, k, v, k_pages, v_pages, *used)
-
-
-def _append(again, k, v, k_pages, v_pages, batch, places, ends, pages):
-    t = gpu.torch()
-    n, page_size = k.shape[0], k_pages.shape[1]
-    mine = batch.clamp(0, ends.shape[0] - 2)
-    first, last = ends.unfold(0, 2, 1).index_select(0, mine).unbind(1)
-    entries = t.div(places, page_size, rounding_mode="floor").add_(first)
-    kept = (mine == batch).logical_and_(places >= 0).logical_and_(entries < last)
-    rows = t.where(kept, entries, -1)  # no row of the table: the planning leaves the token out
-    lens = places.remainder(page_size).add_(1)
-    table = pages.unsqueeze(1)
-    step = {
-        "token_offsets": again.offsets,
-        "page_table": table,
-        "row_indices": rows,
-        "max_new_tokens": 1,
-        "max_kv_len": page_size,
-    }
-    workspace = again.space.workspace
-    workspace.plan(k_pages, v_pages, lens, num_tokens=n, **step)
-    octavo.append_tokens(k, v, k_pages, v_pages, lens, format="thd", workspace=workspace, **step)
+    append_listed(again.workspace, k, v, k_pages, v_pages, *used, room, offsets)
 
 
 def batch_indices_positions(append_indptr, seq_lens, nnz):

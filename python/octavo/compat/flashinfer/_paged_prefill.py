@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import functools
 
+from .._arrays import not_covered
 from .._blame import names_arguments
 from . import _gpu
 from ._batch import PagedBatch
 from ._common import check_backend, check_layout, paged_keys, refuse
-from ._prefill_checks import Prefill, longest, query_ends
-from ._wanted import PAGED_PLAN, PAGED_RUN
+from ._prefill_checks import LseForm, Prefill, longest, query_ends
+from ._wanted import FORWARD, PAGED_PLAN, PAGED_RUN, WRAPPER
 
 
 class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
@@ -19,6 +20,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
     The workspace buffer says the device and is not written: Octavo's own workspace suffices.
     """
 
+    @names_arguments(**WRAPPER)
     def __init__(
         self,
         float_workspace_buffer,
@@ -33,12 +35,18 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
         backend="auto",
         jit_args=None,
         jit_kwargs=None,
+        variant_owns_mask=False,
+        max_total_num_rows=None,
     ):
         check_layout(kv_layout)
         check_backend(backend, jit_args)
         refuse(
-            custom_mask_buf=custom_mask_buf, mask_indptr_buf=mask_indptr_buf, jit_kwargs=jit_kwargs
+            custom_mask_buf=custom_mask_buf,
+            mask_indptr_buf=mask_indptr_buf,
+            jit_kwargs=jit_kwargs,
+            variant_owns_mask=variant_owns_mask,
         )
+        self._max_rows = max_total_num_rows
         self._set_up(
             float_workspace_buffer,
             kv_layout,
@@ -88,11 +96,14 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
         max_sequence_kv=None,
         fixed_split_size=None,
         disable_split_kv=False,
+        uniform_q_len=None,
+        use_token_head_sf=False,
     ):
         """Checks and keeps a batch of queries qo_indptr and pages, the last of each partly filled.
 
-        seq_lens_q, max_token_per_sequence and max_sequence_kv repeat what the arrays say, and
-        non_blocking and use_fp16_qk_reduction are allowances: none of them changes a result.
+        seq_lens_q, uniform_q_len, max_token_per_sequence and max_sequence_kv repeat what the arrays
+        say, and non_blocking and use_fp16_qk_reduction are allowances: none of them changes a
+        result.
         """
         refuse(
             custom_mask=custom_mask,
@@ -101,6 +112,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
             token_pos_in_items_ptr=token_pos_in_items_ptr,
             token_pos_in_items_len=token_pos_in_items_len,
             max_item_len_ptr=max_item_len_ptr,
+            use_token_head_sf=use_token_head_sf,
         )
         given = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len = map(
@@ -116,7 +128,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
             block_tables,
         )
         ends = query_ends(qo_indptr, len(keys.kv_lens))
-        self._check_rows(ends)
+        self._check_rows(ends, uniform_q_len)
         self._keep_buffers(
             len(keys.kv_lens),
             {
@@ -126,6 +138,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
                 "paged_kv_last_page_len_buf": paged_kv_last_page_len,
             },
         )
+        keys, ends = self._each_for_itself(keys, ends, causal, pos_encoding_mode, window_left)
         self._keep_plan(
             keys,
             ends,
@@ -166,13 +179,21 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
         out=None,
         lse=None,
         return_lse=False,
+        lse_base="log2",
+        lse_layout="NH",
         enable_pdl=None,
         window_left=None,
         sinks=None,
         kv_cache_sf=None,
         skip_softmax_threshold_scale_factor=None,
+        use_fp16_softmax=None,
+        uses_spcompress=None,
     ):
-        """out [T, Hq, Dv], or (out, LSE float32 [T, Hq], base 2), of one layer's pages."""
+        """out [T, Hq, Dv], or (out, LSE float32 [T, Hq], base 2), of one layer's pages.
+
+        lse_base "ln": natural log. lse_layout "HN": [Hq, T]. use_fp16_softmax and uses_spcompress
+        are for one of FlashInfer's kernels.
+        """
         refuse(
             args=args,
             skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
@@ -180,12 +201,18 @@ class BatchPrefillWithPagedKVCacheWrapper(Prefill, PagedBatch):
         )
         self._check_run(window_left)
         self._check_q(q)
-        return self._attend(
+        if sinks is not None and self._single:
+            raise not_covered("sinks with pos_encoding_mode ALIBI without causal")
+        form = LseForm.of(lse_base, lse_layout)
+        lse = form.taken(lse)
+        result = self._attend(
             q, paged_kv_cache, out, lse, return_lse, (q_scale, k_scale, v_scale), sinks
         )
+        return form.given(result) if return_lse else result
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
+    @names_arguments(**FORWARD)
     def forward(
         self,
         q,

@@ -13,13 +13,14 @@ from .._blame import names_arguments
 from . import _gpu
 from ._batch import Batch
 from ._common import Keys, check_backend, check_layout, refuse
-from ._prefill_checks import Prefill, longest, query_ends
-from ._wanted import RAGGED_PLAN, RAGGED_RUN
+from ._prefill_checks import LseForm, Prefill, longest, query_ends
+from ._wanted import FORWARD, RAGGED_PLAN, RAGGED_RUN, WRAPPER
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
     """plan() once for a batch, run() for each layer: q, k and v packed by their indptr."""
 
+    @names_arguments(**WRAPPER)
     def __init__(
         self,
         float_workspace_buffer,
@@ -32,11 +33,15 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
         backend="auto",
         jit_args=None,
         jit_kwargs=None,
+        variant_owns_mask=False,
     ):
         check_layout(kv_layout)
         check_backend(backend, jit_args)
         refuse(
-            custom_mask_buf=custom_mask_buf, mask_indptr_buf=mask_indptr_buf, jit_kwargs=jit_kwargs
+            custom_mask_buf=custom_mask_buf,
+            mask_indptr_buf=mask_indptr_buf,
+            jit_kwargs=jit_kwargs,
+            variant_owns_mask=variant_owns_mask,
         )
         self._set_up(
             float_workspace_buffer,
@@ -80,9 +85,15 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
         max_sequence_kv=None,
         v_indptr=None,
         o_indptr=None,
+        qo_indptr_cpu=None,
+        kv_indptr_cpu=None,
+        uniform_q_len=None,
+        use_token_head_sf=False,
     ):
         """Checks and keeps a batch: sequence b has queries and keys from indptr[b] to indptr[b +
         1].
+
+        qo_indptr_cpu and kv_indptr_cpu: the same on the host, so that they are not waited for.
         """
         refuse(
             custom_mask=custom_mask,
@@ -93,8 +104,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
             max_item_len_ptr=max_item_len_ptr,
             v_indptr=v_indptr,
             o_indptr=o_indptr,
+            use_token_head_sf=use_token_head_sf,
         )
-        qo_indptr, kv_indptr = _gpu.on_host(qo_indptr), _gpu.on_host(kv_indptr)
+        qo_indptr = _gpu.on_host(qo_indptr if qo_indptr_cpu is None else qo_indptr_cpu)
+        kv_indptr = _gpu.on_host(kv_indptr if kv_indptr_cpu is None else kv_indptr_cpu)
         if self._on_gpu and self._use_cuda_graph:
             raise not_covered("CUDA graph mode over ragged keys on a GPU", "over pages it is")
         kv_ends = ints(kv_indptr, "kv_indptr")
@@ -102,10 +115,11 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
         if kv_ends.shape[0] < 1 or kv_ends[0] < 0 or (lens < 0).any():
             raise ValueError(f"kv_indptr: wanted rising from 0, got {kv_ends.tolist()}")
         ends = query_ends(qo_indptr, lens.shape[0])
-        self._check_rows(ends)
+        self._check_rows(ends, uniform_q_len)
         self._keep_buffers(lens.shape[0], {"qo_indptr_buf": qo_indptr, "kv_indptr_buf": kv_indptr})
         self._kv_end = int(kv_ends[-1])
         keys = Keys(lens, rows=kv_ends[:-1])
+        keys, ends = self._each_for_itself(keys, ends, causal, pos_encoding_mode, window_left)
         self._keep_plan(
             keys,
             ends,
@@ -147,14 +161,23 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
         out=None,
         lse=None,
         return_lse=False,
+        lse_base="log2",
+        lse_layout="NH",
         enable_pdl=None,
         kv_cache_sf=None,
     ):
         """out [T, Hq, Dv], or (out, LSE float32 [T, Hq], base 2), of k [Tk, Hk, D] and v [Tk, Hk,
-        Dv].
+        Dv]. lse_base "ln": natural log. lse_layout "HN": [Hq, T].
         """
         refuse(args=args, kv_cache_sf=kv_cache_sf, o_scale=None if o_scale == 1.0 else o_scale)
         self._check_q(q)
+        form = LseForm.of(lse_base, lse_layout)
+        result = self._over_rows(
+            q, k, v, out, form.taken(lse), return_lse, (q_scale, k_scale, v_scale)
+        )
+        return form.given(result) if return_lse else result
+
+    def _over_rows(self, q, k, v, out, lse, return_lse, scales):
         if self._on_gpu or gpu.on_gpu(q):
             self._check_place(q)
             frame, host, hk, hv = None, q, k, v
@@ -169,7 +192,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
                 f"got {hk.shape[0]} and {hv.shape[0]}"
             )
         self._check_arrays(q, k, host, hk, hv)
-        scales = (q_scale, k_scale, v_scale)
         if frame is None:
             pages = hk[:, None], hv[:, None]
             return self._attend_on_gpu(q, *pages, out, lse, return_lse, scales, None)
@@ -181,6 +203,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Prefill, Batch):
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
+    @names_arguments(**FORWARD)
     def forward(
         self,
         q,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .._blame import FLAG, NUMBER, TEXT, WHOLE, array, ints, pages
+from .._blame import FLAG, NUMBER, TEXT, WHOLE, array, having, ints, pages
 
 _ARITHMETIC = {
     "causal": FLAG,
@@ -59,7 +59,29 @@ APPEND = {
     "kv_indptr": ints(),
     "kv_last_page_len": ints(),
 }
-PLACES = {"append_indptr": ints(), "seq_lens": ints(), "nnz": WHOLE}
+PLACES = {
+    "append_indptr": ints(),
+    "seq_lens": ints(),
+    "nnz": WHOLE,
+    "batch_indices": ints() | None,
+    "positions": ints() | None,
+}
+SEQ_LENS = {"kv_indptr": ints(), "kv_last_page_len": ints(), "page_size": WHOLE}
+FORWARD = _ARITHMETIC | _SCALES
+_BUFFERS = (
+    "paged_kv_indptr_buffer paged_kv_indices_buffer paged_kv_last_page_len_buffer qo_indptr_buf "
+    "paged_kv_indptr_buf paged_kv_indices_buf paged_kv_last_page_len_buf kv_indptr_buf "
+    "indptr_buffer indices_buffer last_page_len_buffer"
+)
+WRAPPER = {
+    "num_levels": WHOLE,
+    "kv_layout": TEXT,
+    "backend": TEXT,
+    "use_cuda_graph": FLAG,
+    "max_total_num_rows": WHOLE | None,
+    **{name: ints() | None for name in _BUFFERS.split()},
+}
+FAST_PLAN = {"self": having("plan", "a wrapper for decode"), **PAGED_PLAN}
 MERGE = {"v_a": array(3), "s_a": array(2), "v_b": array(3), "s_b": array(2)}
 MERGE_IN_PLACE = {
     "v": array(3),

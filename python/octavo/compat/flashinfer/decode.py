@@ -14,11 +14,12 @@ from .._blame import names_arguments
 from . import _gpu
 from ._batch import PagedBatch
 from ._common import Keys, Maths, attend, check_backend, check_layout, paged_keys, refuse
-from ._wanted import PAGED_PLAN, PAGED_RUN, SINGLE_DECODE
+from ._wanted import FAST_PLAN, FORWARD, PAGED_PLAN, PAGED_RUN, SINGLE_DECODE, WRAPPER
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "fast_decode_plan",
     "single_decode_with_kv_cache",
 ]
 
@@ -94,6 +95,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
     The workspace buffer says the device and is not written: Octavo's own workspace suffices.
     """
 
+    @names_arguments(**WRAPPER)
     def __init__(
         self,
         float_workspace_buffer,
@@ -105,9 +107,11 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
         paged_kv_last_page_len_buffer=None,
         backend="auto",
         jit_args=None,
+        jit_kwargs=None,
     ):
         check_layout(kv_layout)
         check_backend(backend, jit_args)
+        refuse(jit_kwargs=jit_kwargs)
         self._use_tensor_cores = use_tensor_cores
         self._set_up(
             float_workspace_buffer,
@@ -152,15 +156,16 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
         q_len_per_req=1,
         *,
         window_right=0,
+        use_token_head_sf=False,
     ):
         """Checks and keeps a batch: pages indices[indptr[b]:indptr[b + 1]], the last with
         last_page_len[b].
         """
-        refuse(window_right=window_right)
+        refuse(window_right=window_right, use_token_head_sf=use_token_head_sf)
         if q_len_per_req < 1:
             raise ValueError(f"q_len_per_req: wanted at least 1, got {q_len_per_req}")
         if q_data_type is None:
-            q_data_type = data_type
+            q_data_type = "float16" if data_type is None else data_type
         if kv_data_type is None:
             kv_data_type = data_type if data_type is not None else q_data_type
         given = (indptr, indices, last_page_len, seq_lens, block_tables)
@@ -241,6 +246,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
+    @names_arguments(**FORWARD)
     def forward(
         self,
         q,
@@ -278,9 +284,65 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedBatch):
     forward_return_lse = functools.partialmethod(forward, return_lse=True)
 
 
+@names_arguments(**FAST_PLAN)
+def fast_decode_plan(
+    self,
+    indptr,
+    indices,
+    last_page_len,
+    num_qo_heads,
+    num_kv_heads,
+    head_dim,
+    page_size,
+    pos_encoding_mode="NONE",
+    window_left=-1,
+    logits_soft_cap=None,
+    q_data_type=None,
+    kv_data_type=None,
+    data_type=None,
+    sm_scale=None,
+    rope_scale=None,
+    rope_theta=None,
+    non_blocking=True,
+    fixed_split_size=None,
+    disable_split_kv=False,
+    q_len_per_req=1,
+    global_override_indptr_cpu=None,
+):
+    """plan() of a decode wrapper, in whose place engines put it.
+
+    global_override_indptr_cpu: indptr on the host, so that it is not waited for.
+    """
+    type(self).plan(
+        self,
+        indptr if global_override_indptr_cpu is None else global_override_indptr_cpu,
+        indices,
+        last_page_len,
+        num_qo_heads,
+        num_kv_heads,
+        head_dim,
+        page_size,
+        pos_encoding_mode,
+        window_left,
+        logits_soft_cap,
+        q_data_type,
+        kv_data_type,
+        None,
+        data_type,
+        sm_scale,
+        rope_scale,
+        rope_theta,
+        non_blocking,
+        fixed_split_size=fixed_split_size,
+        disable_split_kv=disable_split_kv,
+        q_len_per_req=q_len_per_req,
+    )
+
+
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
     """The decode wrapper with the buffers of CUDA graph mode."""
 
+    @names_arguments(**WRAPPER)
     def __init__(
         self,
         workspace_buffer,

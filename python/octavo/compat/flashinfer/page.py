@@ -11,28 +11,36 @@ from .. import _gpu as gpu
 from .._arrays import framework, ints, native, not_covered
 from .._blame import names_arguments
 from . import _gpu_append
-from ._common import check_layout, unpack
-from ._wanted import APPEND, PLACES
+from ._common import check_layout, given_or_new, unpack
+from ._wanted import APPEND, PLACES, SEQ_LENS
 
 __all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
 
 
+@names_arguments(**SEQ_LENS)
 def get_seq_lens(kv_indptr, kv_last_page_len, page_size):
     """Lengths [B] of sequences that hold kv_indptr[b + 1] - kv_indptr[b] pages, the last one
     partly.
     """
+    if kv_indptr.shape[0] != kv_last_page_len.shape[0] + 1:
+        raise ValueError(
+            f"kv_indptr: wanted [{kv_last_page_len.shape[0] + 1}], got {list(kv_indptr.shape)}"
+        )
     pages = kv_indptr[1:] - kv_indptr[:-1]
     return (pages - 1).clip(0) * page_size + kv_last_page_len
 
 
 @names_arguments(**PLACES)
-def get_batch_indices_positions(append_indptr, seq_lens, nnz):
+def get_batch_indices_positions(append_indptr, seq_lens, nnz, batch_indices=None, positions=None):
     """(batch index, position) int32 [nnz] of each appended token; seq_lens count the new tokens.
 
-    Entries past append_indptr[-1] are -1, which append_paged_kv_cache skips.
+    Entries past append_indptr[-1] are -1, which append_paged_kv_cache skips. batch_indices and
+    positions: where they go, if not to new arrays.
     """
     if gpu.on_gpu(append_indptr):
-        return _gpu_append.batch_indices_positions(append_indptr, seq_lens, nnz)
+        made = _gpu_append.batch_indices_positions(append_indptr, seq_lens, nnz)
+        given = (batch_indices, positions)
+        return tuple(m if g is None else g.copy_(m) for m, g in zip(made, given, strict=True))
     frame = framework(append_indptr, "append_indptr")
     ends = ints(append_indptr, "append_indptr")
     lens = ints(seq_lens, "seq_lens", ends.shape[0] - 1)
@@ -40,13 +48,16 @@ def get_batch_indices_positions(append_indptr, seq_lens, nnz):
     total = int(ends[-1])
     if total > nnz:
         raise ValueError(f"nnz: wanted at least {total} (append_indptr's end), got {nnz}")
-    made = [frame.empty(append_indptr, (nnz,), frame.int32) for _ in range(2)]
-    (_, batch), (_, positions) = made
+    made = [
+        given_or_new(frame, append_indptr, array, (nnz,), frame.int32, name)
+        for name, array in (("batch_indices", batch_indices), ("positions", positions))
+    ]
+    (_, batch), (_, places) = made
     batch[:total] = np.repeat(np.arange(counts.shape[0], dtype=np.int32), counts)
-    positions[:total] = np.arange(total, dtype=np.int32) + np.repeat(
+    places[:total] = np.arange(total, dtype=np.int32) + np.repeat(
         lens - counts - (ends[1:] - counts), counts
     )
-    batch[total:] = positions[total:] = -1
+    batch[total:] = places[total:] = -1
     return tuple(frame.finish(m) for m, _ in made)
 
 

@@ -11,7 +11,16 @@ from .. import _gpu as gpu
 from .._arrays import dtype_name, framework
 from .._blame import names_arguments
 from . import _gpu
-from ._common import Keys, Maths, answer, attend, check_backend, check_layout, refuse
+from ._common import (
+    Keys,
+    Maths,
+    answer,
+    attend,
+    check_backend,
+    check_layout,
+    each_for_itself,
+    refuse,
+)
 from ._paged_prefill import BatchPrefillWithPagedKVCacheWrapper
 from ._ragged_prefill import BatchPrefillWithRaggedKVCacheWrapper
 from ._wanted import SINGLE
@@ -68,11 +77,12 @@ def single_prefill_with_kv_cache(
     wide = o_dtype is not None and dtype_name(o_dtype) != dtype_name(q.dtype)
     if wide and dtype_name(o_dtype) != "f32":
         refuse(o_dtype=o_dtype)
+    single = each_for_itself(causal, pos_encoding_mode, window_left, q.shape[0])
     maths = Maths(
         q.shape[1],
         q.shape[2],
         causal=causal,
-        q_lens=q.shape[0],
+        q_lens=1 if single else q.shape[0],
         pos_encoding_mode=pos_encoding_mode,
         window_left=window_left,
         logits_soft_cap=logits_soft_cap,
@@ -93,6 +103,7 @@ def single_prefill_with_kv_cache(
             want_lse=return_lse,
             scales=scales,
             out_dtype=gpu.torch().float32 if wide else None,
+            single=single,
         )
         return answer(result, return_lse)
     frame = framework(q)
@@ -100,14 +111,17 @@ def single_prefill_with_kv_cache(
     hk, hv = frame.host(k, "k"), frame.host(v, "v")
     if kv_layout == "HND":
         hk, hv = hk.swapaxes(0, 1), hv.swapaxes(0, 1)
+    keys, offsets = Keys(np.array([hk.shape[0]], np.int32), rows=np.zeros(1, np.int32)), None
+    if single:
+        keys, offsets = keys.repeated(len(host)), np.arange(len(host) + 1, dtype=np.int32)
     result = attend(
         frame,
         q,
         host,
         hk[None],
         hv[None],
-        Keys(np.array([hk.shape[0]], np.int32)),
-        None,
+        keys,
+        offsets,
         maths,
         out=None,
         lse=None,

@@ -9,6 +9,7 @@ classes. docs/python/coming-from-transformer-engine.md lists what is covered, wh
 raises.
 """
 
+from .._absent import absent
 from ._attention import DotProductAttention
 from ._graph import make_graphed_callables
 from ._managers import CacheFull, KVCacheManager, NonPagedKVCacheManager, PagedKVCacheManager
@@ -23,3 +24,27 @@ __all__ = [
     "PagedKVCacheManager",
     "make_graphed_callables",
 ]
+
+# TransformerEngine's other modules and what surrounds them.
+__getattr__ = absent(
+    __name__,
+    frozenset(
+        (
+            "GroupedLinear",
+            "LayerNorm",
+            "LayerNormLinear",
+            "LayerNormMLP",
+            "Linear",
+            "MultiheadAttention",
+            "RMSNorm",
+            "RotaryPositionEmbedding",
+            "TransformerLayer",
+            "apply_rotary_pos_emb",
+            "autocast",
+            "checkpoint",
+            "fp8_autocast",
+            "fp8_model_init",
+            "quantized_model_init",
+        )
+    ),
+)

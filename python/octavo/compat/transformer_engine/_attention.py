@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 import octavo
@@ -10,6 +12,7 @@ import octavo
 from .._arrays import checked_scale, floats, ints, join_heads, not_covered
 from .._blame import names_arguments
 from . import _backend, _plain
+from ._given import PlainCall
 from ._torch import Module, torch
 from ._wanted import FORWARD, MODULE
 
@@ -24,6 +27,7 @@ _MASKS = {
 _SOFTMAX = ("vanilla", "off-by-one", "learnable")
 
 
+@functools.lru_cache(maxsize=64)
 def parse_mask(name):
     """(padding, None | top_left | bottom_right) of a mask's name, in any of its spellings."""
     plain = name.replace(",", "_")
@@ -35,6 +39,7 @@ def parse_mask(name):
     return _MASKS[plain]
 
 
+@functools.lru_cache(maxsize=64)
 def parse_window(window, causal):
     """(left, right) of Octavo: -1 is no bound."""
     left, right = (-1, -1) if window is None else window
@@ -161,15 +166,24 @@ class DotProductAttention(Module):
         contain padding, and causal is aligned to the bottom right. Without it the call's own keys
         are all there is. max_seqlen_*, fast_zero_fill and num_splits change no result.
         """
-        _refuse(
-            attention_mask=attention_mask,
-            cu_seqlens_q_padded=cu_seqlens_q_padded,
-            cu_seqlens_kv_padded=cu_seqlens_kv_padded,
-            checkpoint_core_attention=checkpoint_core_attention,
-            core_attention_bias=core_attention_bias,
-            pad_between_seqs=pad_between_seqs,
-            fp8_output=fp8_output,
-        )
+        if (
+            attention_mask is not None
+            or cu_seqlens_q_padded is not None
+            or cu_seqlens_kv_padded is not None
+            or checkpoint_core_attention
+            or core_attention_bias is not None
+            or pad_between_seqs
+            or fp8_output
+        ):
+            _refuse(
+                attention_mask=attention_mask,
+                cu_seqlens_q_padded=cu_seqlens_q_padded,
+                cu_seqlens_kv_padded=cu_seqlens_kv_padded,
+                checkpoint_core_attention=checkpoint_core_attention,
+                core_attention_bias=core_attention_bias,
+                pad_between_seqs=pad_between_seqs,
+                fp8_output=fp8_output,
+            )
         if core_attention_bias_type not in ("no_bias", "alibi"):
             raise not_covered(f"core_attention_bias_type {core_attention_bias_type}")
         if self.training and self.attention_dropout:
@@ -183,15 +197,14 @@ class DotProductAttention(Module):
         qkv_format = self.qkv_format if qkv_format is None else qkv_format
         mask = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         padding, causal = parse_mask(mask)
-        window = parse_window(
-            self.window_size if window_size is None else window_size, causal is not None
-        )
+        if window_size is None:
+            window_size = self.window_size
+        window = parse_window(window_size and tuple(window_size), causal is not None)
         if bottom_right_diagonal is None:
             bottom_right_diagonal = self.bottom_right_diagonal
         slopes = self._slopes(core_attention_bias_type, alibi_slopes, query_layer)
         if inference_params is None:
-            return _plain.attend(
-                self,
+            call = PlainCall(
                 (query_layer, key_layer, value_layer),
                 qkv_format,
                 (cu_seqlens_q, cu_seqlens_kv),
@@ -203,6 +216,7 @@ class DotProductAttention(Module):
                 slopes,
                 self._sinks(),
             )
+            return _plain.attend(self, call)
         if not padding:
             raise ValueError(
                 f"attn_mask_type: wanted a padding mask with inference_params, got {mask!r}"
@@ -226,7 +240,7 @@ class DotProductAttention(Module):
             raise RuntimeError("inference_params: wanted pre_step() before the module's call")
         params._set_format(qkv_format)
         _check_lengths(cu_seqlens_q, plan)
-        key = (self.num_heads, config, _backend.flags())
+        key = (self.num_heads, config, group.flags())
         attention = group.attentions.get(key)
         if attention is None:
             attention = group.attentions[key] = self._choose(group, config, key[2])
@@ -301,8 +315,12 @@ def _refuse(**given):
             raise not_covered(name)
 
 
-def _needs_grad(*arrays):
-    return any(getattr(a, "requires_grad", False) for a in arrays)
+def _needs_grad(q, k, v):
+    return (
+        getattr(q, "requires_grad", False)
+        or getattr(k, "requires_grad", False)
+        or getattr(v, "requires_grad", False)
+    )
 
 
 def _check_lengths(cu_seqlens_q, plan):

@@ -9,28 +9,18 @@ from .. import _gpu as gpu
 from .._arrays import join_heads, not_covered
 from .._gpu_call import Call, Options
 from . import _backend
+from ._given import PlainCall
 
 _BATCH_AXIS = {"bshd": 0, "sbhd": 1}
 
 
-def attend(
-    module,
-    qkv,
-    qkv_format,
-    cu_seqlens,
-    longest,
-    padding,
-    alignment,
-    causal,
-    window,
-    slopes,
-    sinks,
-):
+def attend(module, call: PlainCall):
     """As _plain.attend."""
+    qkv_format, cu_seqlens, causal = call.qkv_format, call.cu_seqlens, call.causal
     names = ("query_layer", "key_layer", "value_layer")
-    q, k, v = gpu.checked(qkv[0], **dict(zip(names, qkv, strict=True)))
+    q, k, v = gpu.checked(call.qkv[0], **dict(zip(names, call.qkv, strict=True)))
     device = q.device
-    ragged = qkv_format == "thd" or padding
+    ragged = qkv_format == "thd" or call.padding
     if ragged:
         cu_q, cu_kv = (
             _prefix_sums(x, qkv_format, name, device)
@@ -38,7 +28,7 @@ def attend(
         )
         kv_lens = _lengths(cu_kv)
     if qkv_format == "thd":
-        most, longest_kv = (None if n is None else int(n) for n in longest)
+        most, longest_kv = (None if n is None else int(n) for n in call.longest)
         most = most or 0
         longest_kv = k.shape[0] if longest_kv is None else longest_kv
     else:
@@ -51,7 +41,7 @@ def attend(
         if not ragged:
             cu_q = gpu.steps(0, most, b + 1, device) if most else gpu.full(b + 1, 0, device)
             kv_lens = gpu.full(b, longest_kv, device)
-    if alignment != "bottom_right" and (causal or window != (-1, -1)):
+    if call.alignment != "bottom_right" and (causal or call.window != (-1, -1)):
         alike = cu_seqlens[0] is cu_seqlens[1] if ragged else most == longest_kv
         if not alike and (ragged or not causal or most > longest_kv):
             raise not_covered(
@@ -64,10 +54,10 @@ def attend(
         keys = gpu.packed_keys(k, v, cu_kv[:-1], kv_lens, longest_kv)
     else:
         keys = gpu.Keys(k, v, kv_lens, None, None, longest_kv)
-    config = (module.softmax_scale, "causal" if causal else "full", window)
+    config = call.config(module.softmax_scale)
     # The caller's values are not to be written to.
     refused = () if qkv_format == "thd" or not ragged else ("fused",)
-    return _call(module, q, qkv_format, keys, cu_q, most, config, slopes, sinks, refused)
+    return _call(module, q, qkv_format, keys, cu_q, most, config, call.slopes, call.sinks, refused)
 
 
 def over_custom_cache(module, call, params, config, slopes, sinks):

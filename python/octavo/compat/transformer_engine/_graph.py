@@ -6,10 +6,13 @@ from __future__ import annotations
 import contextlib
 
 from .._arrays import not_covered
+from .._blame import names_arguments
 from ._params import InferenceParams
 from ._torch import torch
+from ._wanted import GRAPHED
 
 
+@names_arguments(**GRAPHED)
 def make_graphed_callables(
     modules,
     sample_args,

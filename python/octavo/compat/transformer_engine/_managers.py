@@ -17,6 +17,7 @@ import numpy as np
 import octavo
 
 from .._arrays import dtype_name, not_covered
+from . import _backend
 from ._torch import Counts, as_framework, default_device
 
 
@@ -52,6 +53,13 @@ class Group:
         self.layers = {layer: index for index, layer in enumerate(layers)}
         self.plan = None
         self.attentions = {}
+        self._flags = self._flags_of = None
+
+    def flags(self):
+        """The environment's choice of backends, read once for each step."""
+        if self._flags_of is not self.plan:
+            self._flags, self._flags_of = _backend.flags(), self.plan
+        return self._flags
 
     def attention(self, **config):
         """The octavo.Attention of a configuration, made once."""

@@ -12,7 +12,7 @@ from .._arrays import framework
 from .._blame import names_arguments
 from ._managers import NonPagedKVCacheManager, PagedKVCacheManager, _Manager
 from ._torch import Counts, default_device
-from ._wanted import PARAMS, PRE_STEP
+from ._wanted import LAYER, PARAMS, PRE_STEP, STEP_OF_LAYER
 
 _FORMATS = ("bshd", "sbhd", "thd")
 
@@ -160,6 +160,7 @@ class InferenceParams:
         self.cache_manager.reset()
         self._clear()
 
+    @names_arguments(**LAYER)
     def allocate_memory(self, layer_number):
         """Makes room for a layer: for all before the first step, so that they share one pool."""
         self.cache_manager.allocate_memory(layer_number)
@@ -182,6 +183,7 @@ class InferenceParams:
             ends = [0, *accumulate(values)]
             counts.fill(ends, ends[-1])
 
+    @names_arguments(**STEP_OF_LAYER)
     def step(self, layer_number, new_k, new_v, qkv_format):
         """Writes a layer's new keys and values. Returns (keys, values, cu_seqlens_q, cu_seqlens_kv,
         max_sequence_length, output format)."""
@@ -203,6 +205,7 @@ class InferenceParams:
         """int32 [max_batch_size]: each sequence's length before the step; where RoPE starts."""
         return self.pre_step_seqlens
 
+    @names_arguments(**LAYER)
     def convert_paged_to_nonpaged(self, layer_number):
         """(keys, values) [batch_size, max_sequence_length, heads, dim] of a layer, 0 behind each
         end.

@@ -10,6 +10,7 @@ import octavo
 from .. import _gpu as gpu
 from .._arrays import framework, ints, join_heads, native, not_covered, sliding_rows
 from . import _backend, _gpu
+from ._given import PlainCall
 
 _BATCH_AXIS = {"bshd": 0, "sbhd": 1}
 
@@ -35,60 +36,39 @@ def _lengths(shape, qkv_format, cu_seqlens, padding, name):
     return np.full(shape[batch], shape[1 - batch], np.int32)
 
 
-def _aligned(q_lens, kv_lens, alignment, causal, window):
+def _aligned(q_lens, kv_lens, call):
     """Lengths of the keys that a mask aligned to the top left leaves, for Octavo's bottom right."""
-    if alignment == "bottom_right" or (q_lens == kv_lens).all():
+    if call.alignment == "bottom_right" or (q_lens == kv_lens).all():
         return kv_lens
-    if not causal and window == (-1, -1):
+    if not call.causal and call.window == (-1, -1):
         return kv_lens
-    if not causal or (q_lens > kv_lens).any():
+    if not call.causal or (q_lens > kv_lens).any():
         raise not_covered(
             "a mask aligned to the top left of more queries than keys", "use a bottom_right mask"
         )
     return np.minimum(q_lens, kv_lens)
 
 
-def attend(
-    module,
-    qkv,
-    qkv_format,
-    cu_seqlens,
-    longest,
-    padding,
-    alignment,
-    causal,
-    window,
-    slopes,
-    sinks,
-):
-    """Without a cache: every key of the call counts. longest: new tokens and keys of a sequence, as
-    far as the caller says it; for a GPU, whose lengths are not read.
-    """
-    q, k, v = qkv
+def attend(module, call: PlainCall):
+    """Without a cache: every key of the call counts."""
+    qkv_format = call.qkv_format
     if qkv_format not in ("bshd", "sbhd", "thd"):
         raise ValueError(f"qkv_format: wanted bshd, sbhd or thd, got {qkv_format!r}")
+    q = call.qkv[0]
     if gpu.on_gpu(q):
-        return _gpu.attend(
-            module,
-            qkv,
-            qkv_format,
-            cu_seqlens,
-            longest,
-            padding,
-            alignment,
-            causal,
-            window,
-            slopes,
-            sinks,
-        )
+        return _gpu.attend(module, call)
     frame = framework(q)
     hosts = [
         frame.host(x, n)
-        for x, n in zip(qkv, ("query_layer", "key_layer", "value_layer"), strict=True)
+        for x, n in zip(call.qkv, ("query_layer", "key_layer", "value_layer"), strict=True)
     ]
-    q_lens = _lengths(hosts[0].shape, qkv_format, cu_seqlens[0], padding, "cu_seqlens_q")
-    kv_lens = _lengths(hosts[1].shape, qkv_format, cu_seqlens[1], padding, "cu_seqlens_kv")
-    visible = _aligned(q_lens, kv_lens, alignment, causal, window)
+    q_lens, kv_lens = (
+        _lengths(host.shape, qkv_format, ends, call.padding, name)
+        for host, ends, name in zip(
+            hosts, call.cu_seqlens, ("cu_seqlens_q", "cu_seqlens_kv"), strict=False
+        )
+    )
+    visible = _aligned(q_lens, kv_lens, call)
     rows = None
     if qkv_format == "thd":
         longest = max(int(kv_lens.max()) if len(kv_lens) else 0, 1)
@@ -105,9 +85,9 @@ def attend(
         visible,
         _prefix_sums(q_lens),
         qkv_format,
-        (module.softmax_scale, "causal" if causal else "full", window),
-        slopes,
-        sinks,
+        call.config(module.softmax_scale),
+        call.slopes,
+        call.sinks,
         row_indices=rows,
     )
 

@@ -3,7 +3,20 @@
 
 from __future__ import annotations
 
-from .._blame import DEVICE, DIMS, FLAG, NUMBER, PAIR, STEP, TEXT, WHOLE, Want, array, ints
+from .._blame import (
+    DEVICE,
+    DIMS,
+    FLAG,
+    NUMBER,
+    PAIR,
+    SEQUENCE,
+    STEP,
+    TEXT,
+    WHOLE,
+    Want,
+    array,
+    ints,
+)
 
 
 def _params_error(x):
@@ -24,6 +37,9 @@ PARAMS = {
     "device": DEVICE | None,
 }
 PRE_STEP = {"step_dict": STEP}
+LAYER = {"layer_number": WHOLE}
+STEP_OF_LAYER = LAYER | {"new_k": array(3, 4), "new_v": array(3, 4), "qkv_format": TEXT}
+GRAPHED = {"sample_args": SEQUENCE, "num_warmup_iters": WHOLE}
 MODULE = {
     "num_attention_heads": WHOLE,
     "kv_channels": DIMS,

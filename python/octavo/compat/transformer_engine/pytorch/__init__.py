@@ -9,6 +9,7 @@ from .. import (
     PagedKVCacheManager,
     make_graphed_callables,
 )
+from .. import __getattr__ as __getattr__
 
 __all__ = [
     "DotProductAttention",

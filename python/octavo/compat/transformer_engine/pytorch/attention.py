@@ -8,6 +8,7 @@ from .. import (
     NonPagedKVCacheManager,
     PagedKVCacheManager,
 )
+from .. import __getattr__ as __getattr__
 
 __all__ = [
     "DotProductAttention",
