@@ -78,6 +78,7 @@ struct WideConfig {
   static constexpr int kWarpKeys = kKeys / kWarps;
   /// Of a tile's scores, two warps multiply half of the dims each, then add half of the keys each.
   static constexpr int kParts = 2;
+  static constexpr int kFirstDims = 320;  ///< Of the first warp.
   static constexpr int kPartKeys = kKeys / kParts;
   static constexpr int kOutTiles = kDimV / kChunk / kWarps;  ///< A warp's sums, of all rows.
   static constexpr int kRowBytes = kDim * 2;
@@ -93,12 +94,13 @@ struct WideConfig {
   static constexpr int kExchangeOffset = kTileBytes > kResultBytes ? kTileBytes : kResultBytes;
   static constexpr int kExchangeBytes = kProductBytes + kRows * (kWeightPitch + (kParts + 1) * 4);
   static constexpr int kSmemBytes = kExchangeOffset + kExchangeBytes;
-  static_assert(kRowTiles * kParts <= kWarps && kWarpKeys <= 4 && kStages == 2);
+  static_assert(kRowTiles * kParts == kWarps && kFirstDims % 64 == 0 && kWarpKeys == 4 &&
+                kOutTiles % 8 == 0);
 };
 
 using Wide = WideConfig<4, 8, 32, 2>;
-using WideMedium = WideConfig<4, 8, 16, 2>;  ///< sm80.
-using WideSmall = WideConfig<1, 4, 16, 2>;   ///< sm86, sm89.
+using WideMedium = WideConfig<4, 8, 32, 1>;  ///< sm80.
+using WideSmall = WideConfig<2, 4, 16, 1>;   ///< sm86, sm89.
 
 /// Blocks have so much shared memory and more, in KB: on sm90, sm80, and the others. A block's
 /// BlockState takes up to 2 KB beside its tiles.

@@ -6,10 +6,8 @@
 // tile, and adds both halves for half of the keys (fewer loads from shared memory than by all dims
 // and half of the keys). Sums are dealt by the dims of V: each warp has all rows, so that every
 // value is read from shared memory by one warp alone. In between, warps tell each other their
-// largest logits, then the rounded weights and what the sums of each row shrink by. The scores of a
-// tile are multiplied together with the values of the tile before: loads from shared memory bound
-// the ones, products the others. Two barriers of the block a tile: what is to be multiplied is
-// there; largest logits are, and all is multiplied.
+// largest logits, then the rounded weights and what the sums of each row shrink by. Three barriers
+// of the block a tile: keys are there; largest logits are; weights and values are.
 #pragma once
 
 #include <cmath>
@@ -17,9 +15,94 @@
 
 #include "kernels/cuda/flash2/products.cuh"
 #include "kernels/cuda/flash2/results.cuh"
-#include "kernels/cuda/flash2/wide_products.cuh"
+#include "kernels/cuda/flash2/wide_loader.cuh"
 
 namespace octavo::kernels::flash2 {
+
+/// Where things lie in an item's shared memory.
+template <typename ConfigT>
+struct WideBuffers {
+  static constexpr int kWeightsOffset = ConfigT::kExchangeOffset + ConfigT::kProductBytes;
+  static constexpr int kMaximaOffset = kWeightsOffset + ConfigT::kRows * ConfigT::kWeightPitch;
+  static_assert(Results<ConfigT>::kOffset +
+                    ConfigT::kRows * Results<ConfigT>::kPitch * sizeof(float) <=
+                ConfigT::kExchangeOffset);
+
+  unsigned char* smem;
+  SmemAddress q;
+
+  __device__ explicit WideBuffers(unsigned char* to) : smem(to), q(cuda::smem_address(to)) {}
+
+  __device__ static int stage_of(int tile) { return tile & (ConfigT::kStages - 1); }
+  [[nodiscard]] __device__ SmemAddress k(int tile) const {
+    return q + ConfigT::kQueryBytes + stage_of(tile) * ConfigT::kKeyBytes;
+  }
+  [[nodiscard]] __device__ SmemAddress v(int tile) const {
+    return q + ConfigT::kQueryBytes + ConfigT::kStages * ConfigT::kKeyBytes +
+           stage_of(tile) * ConfigT::kValueBytes;
+  }
+  /// A warp's products for its mate: [.., lanes].
+  [[nodiscard]] __device__ float* products(int warp) const {
+    return reinterpret_cast<float*>(smem + ConfigT::kExchangeOffset) +
+           warp * kProductRows * ConfigT::kPartKeys;
+  }
+  /// Two weights, of a row and the keys `key` and key + 1 of the tile.
+  [[nodiscard]] __device__ std::uint32_t* weights(int row, int key) const {
+    return reinterpret_cast<std::uint32_t*>(smem + kWeightsOffset + row * ConfigT::kWeightPitch +
+                                            key * 2);
+  }
+  /// Of a row and a part of the keys: the largest logit, and at the end the sum of weights.
+  [[nodiscard]] __device__ float& largest(int part, int row) const {
+    return reinterpret_cast<float*>(smem + kMaximaOffset)[part * ConfigT::kRows + row];
+  }
+  /// What the sums of a row are to be multiplied with.
+  [[nodiscard]] __device__ float& shrink(int row) const { return largest(ConfigT::kParts, row); }
+};
+
+/// A warp's scores of a tile: of its part of the keys.
+template <typename ConfigT>
+using WideScores = float[1][ConfigT::kPartKeys / 8][4];
+
+/// Some of the dims of q and K, as multiply_keys wants to know them.
+template <typename ConfigT, int kDims>
+struct SomeDims {
+  static constexpr int kDim = kDims;
+  static constexpr int kRowBytes = ConfigT::kRowBytes;
+};
+
+/// Products of the warp's rows and its part of the keys.
+template <typename T, typename ConfigT>
+__device__ void multiply_part(const WideBuffers<ConfigT>& buffers, SmemAddress k, int part,
+                              int first_row, int lane, WideScores<ConfigT>& scores) {
+  constexpr int kTiles = ConfigT::kPartKeys / 8;
+  constexpr int kFirst = ConfigT::kFirstDims;
+  float products[1][2 * kTiles][4];
+  if (part == 0) {
+    multiply_keys<T, SomeDims<ConfigT, kFirst>>(products, buffers.q, first_row, k, 0, lane,
+                                                [](int) {});
+  } else {
+    multiply_keys<T, SomeDims<ConfigT, ConfigT::kDim - kFirst>>(
+        products, buffers.q + kFirst * 2, first_row, k + kFirst * 2, 0, lane, [](int) {});
+  }
+  const int row_tile = first_row / kProductRows;
+  float* own = buffers.products(row_tile * 2 + part) + lane;
+  const float* other = buffers.products(row_tile * 2 + 1 - part) + lane;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      // Selected, not indexed: registers have no index.
+      own[(n * 4 + e) * kLanes] = part == 0 ? products[0][kTiles + n][e] : products[0][n][e];
+      scores[0][n][e] = part == 0 ? products[0][n][e] : products[0][kTiles + n][e];
+    }
+  }
+  cuda::sync_some(1 + row_tile, 2 * kLanes);
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) scores[0][n][e] += other[(n * 4 + e) * kLanes];
+  }
+}
 
 /// Tells the largest logits of the part's keys.
 template <typename ConfigT>
@@ -65,6 +148,58 @@ __device__ void tell_weights(const WideBuffers<ConfigT>& buffers, float factor, 
   }
 }
 
+/// out = out * shrink + weights v, of the first kRowTiles tiles of rows and the warp's dims.
+template <typename T, typename ConfigT, int kRowTiles>
+__device__ void add_values(const WideBuffers<ConfigT>& buffers, SmemAddress v, int first_tile,
+                           int lane, float (&out)[ConfigT::kRowTiles][ConfigT::kOutTiles][4]) {
+  float shrink[kRowTiles][2];
+  bool grown = false;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      shrink[m][r] = buffers.shrink(m * kProductRows + lane / 4 + 8 * r);
+      grown = grown || shrink[m][r] != 1.0F;
+    }
+  }
+  // As long as no row's largest grows, which is most of a long sequence, all factors are 1.
+  if (__any_sync(kAllLanes, grown)) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (auto& part : out[m]) {
+        for (int e = 0; e < 4; ++e) part[e] *= shrink[m][e / 2];
+      }
+    }
+  }
+  constexpr int kPairs = ConfigT::kOutTiles / 2;
+  const int matrix = lane / 8;
+  const SmemAddress first_v =
+      v + place_of<ValueRows<ConfigT>>(matrix % 2 * 8 + lane % 8, matrix / 2) + first_tile * 16;
+  const SmemAddress first_weight =
+      cuda::smem_address(buffers.weights(matrix % 2 * 8 + lane % 8, matrix / 2 * 8));
+#pragma unroll
+  for (int n = 0; n < ConfigT::kKeys / 16; ++n) {
+    std::uint32_t rows[kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      cuda::load_matrices(rows[m],
+                          first_weight + m * kProductRows * ConfigT::kWeightPitch + n * 32);
+    }
+#pragma unroll
+    for (int d = 0; d < kPairs; ++d) {
+      std::uint32_t values[4];
+      cuda::load_matrices_transposed(values,
+                                     pairs_on(first_v, d) + n * 16 * ValueRows<ConfigT>::kRowBytes);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        cuda::multiply_add<T>(out[m][2 * d], rows[m], values[0], values[1]);
+        cuda::multiply_add<T>(out[m][2 * d + 1], rows[m], values[2], values[3]);
+      }
+    }
+  }
+}
+
 /// Sums and stats to where write_results finds them.
 template <typename ConfigT>
 __device__ void hand_over(const WideBuffers<ConfigT>& buffers, int num_rows, int part,
@@ -73,15 +208,13 @@ __device__ void hand_over(const WideBuffers<ConfigT>& buffers, int num_rows, int
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const Results<ConfigT> results{buffers.smem};
   __syncthreads();  // all is read: the results take its place
-  if (part < ConfigT::kParts) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = first_row + lane / 4 + 8 * r;
-      const float sum = sum_of_row(stats[r].sum);
-      if (lane % 4 == 0) {
-        buffers.largest(part, row) = sum;
-        if (part == 0) results.stats()[row].max = stats[r].max;
-      }
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + lane / 4 + 8 * r;
+    const float sum = sum_of_row(stats[r].sum);
+    if (lane % 4 == 0) {
+      buffers.largest(part, row) = sum;
+      if (part == 0) results.stats()[row].max = stats[r].max;
     }
   }
 #pragma unroll
@@ -104,9 +237,10 @@ __device__ void hand_over(const WideBuffers<ConfigT>& buffers, int num_rows, int
   }
 }
 
-/// Behind the products of tile t - 1's values and tile t's scores come the copies of tile
-/// t + kStages - 1's values and tile t + kStages's keys, to where those were; one group. The loop
-/// begins early, so that the loads stand in the code once.
+/// Copies come in the order K0 V0 K1 V1 …, each a group of its own. The keys of tile t + kStages
+/// take their place once those of t are multiplied, the values of t + kStages - 1 theirs after the
+/// barrier behind the products of t - 1. The loop begins kStages tiles early, so that the loads
+/// stand in the code once.
 template <typename T, typename ConfigT>
 __device__ void attend_wide_item(const Work& w, const Frequencies& frequencies,
                                  BlockState<ConfigT>& state, unsigned char* smem) {
@@ -118,54 +252,50 @@ __device__ void attend_wide_item(const Work& w, const Frequencies& frequencies,
   const int part = warp / ConfigT::kRowTiles;
   const int first_row = warp % ConfigT::kRowTiles * kProductRows;
   const int num_rows = item.num_rows();
-  const bool has_scores = part < ConfigT::kParts && first_row < num_rows;
+  const bool scores_keys = first_row < num_rows;
   const int first_tile = warp * ConfigT::kOutTiles;
-  const int begin_tile = item.keys.first_tile;
   const int end_tile = item.keys.end_tile;
-  const WideLoader<ConfigT> loader(w, item);
-  FoundKey of_values;
-  FoundKey of_keys = loader.look_up(begin_tile);
+  WideLoader<ConfigT> loader(w, item);
   load_queries<T, ConfigT>(w, frequencies, state, ConfigT::kRows, smem);
   const LogitRule rule = logit_rule(w.attend);
   float out[ConfigT::kRowTiles][ConfigT::kOutTiles][4] = {};
   RowStats stats[2] = {{-INFINITY, 0.0F}, {-INFINITY, 0.0F}};
 #pragma unroll 1
-  for (int tile = begin_tile - kStages; tile <= end_tile; ++tile) {
-    const bool is_here = tile >= begin_tile;
-    const bool scores_keys = is_here && has_scores && tile < end_tile;
+  for (int tile = item.keys.first_tile - kStages; tile < end_tile; ++tile) {
+    const bool is_here = tile >= item.keys.first_tile;
+    const int next_values = tile + kStages - 1;
+    if (is_here) {
+      cuda::wait_copies<2 * kStages - 2>();
+      __syncthreads();  // the keys are there, for all; the values before are no longer needed
+    }
+    if (next_values >= item.keys.first_tile && next_values < end_tile)
+      loader.load_values(buffers.v(next_values));
+    cuda::commit_copies();
+    loader.look_up(tile + kStages);
     WideScores<ConfigT> scores;
     if (is_here) {
-      cuda::wait_copies<kStages - 1>();
-      __syncthreads();  // keys, values and weights are there
-      const WideStep<ConfigT> step{buffers.k(tile), buffers.v(tile - 1), scores_keys, part,
-                                   first_row,       first_tile};
-      WideProducts<ConfigT> products;
-      if (tile == begin_tile) {
-        multiply<T, ConfigT, 0>(buffers, step, products, out);
-      } else if (ConfigT::kRowTiles == 1 || num_rows <= kProductRows) {
-        multiply<T, ConfigT, 1>(buffers, step, products, out);
-      } else if (ConfigT::kRowTiles == 2 || num_rows <= 2 * kProductRows) {
-        multiply<T, ConfigT, (ConfigT::kRowTiles > 2 ? 2 : ConfigT::kRowTiles)>(buffers, step,
-                                                                                products, out);
-      } else {
-        multiply<T, ConfigT, ConfigT::kRowTiles>(buffers, step, products, out);
-      }
       if (scores_keys) {
-        add_mates(buffers, part, first_row, lane, products, scores);
+        multiply_part<T>(buffers, buffers.k(tile), part, first_row, lane, scores);
         finish_logits(w, item, rule, first_row, tile * ConfigT::kKeys + part * ConfigT::kPartKeys,
                       lane, scores);
         tell_largest(buffers, rule.factor, part, first_row, lane, scores);
       }
-      __syncthreads();  // the largest logits are there; all is multiplied
+      __syncthreads();  // the largest logits are there; the keys are no longer needed
     }
-    const int values_tile = tile + kStages - 1;
-    if (values_tile >= begin_tile && values_tile < end_tile)
-      loader.load_values(of_values, buffers.v(values_tile));
-    if (tile + kStages < end_tile) loader.load_keys(of_keys, buffers.k(tile + kStages));
+    if (tile + kStages < end_tile) loader.load_keys(buffers.k(tile + kStages));
     cuda::commit_copies();
-    of_values = of_keys;
-    of_keys = loader.look_up(tile + kStages + 1);
+    if (!is_here) continue;
     if (scores_keys) tell_weights<T>(buffers, rule.factor, part, first_row, lane, scores, stats);
+    cuda::wait_copies<2 * kStages - 1>();
+    __syncthreads();  // weights and values are there
+    const SmemAddress v = buffers.v(tile);
+    if (num_rows <= kProductRows) {
+      add_values<T, ConfigT, 1>(buffers, v, first_tile, lane, out);
+    } else if (ConfigT::kRowTiles == 2 || num_rows <= 2 * kProductRows) {
+      add_values<T, ConfigT, 2>(buffers, v, first_tile, lane, out);
+    } else {
+      add_values<T, ConfigT, ConfigT::kRowTiles>(buffers, v, first_tile, lane, out);
+    }
   }
   cuda::wait_copies<0>();
   hand_over(buffers, num_rows, part, first_row, first_tile, stats, out);
