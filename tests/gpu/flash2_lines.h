@@ -36,7 +36,7 @@ inline std::vector<std::string> flash2_lines() {
         "b1 q3 s100 steps2 hq260 hkv2 d32 p16 f16 seed408",
         "b2 q5 s150 steps2 hq8 hkv2 d96 dv136 p48 bf16 full seed409",
         "b3 q1 s63 steps3 hq16 hkv1 d576 dv512 p1 bf16 seed461",
-        "b2 q1 s64 steps2 hq128 hkv1 d576 dv512 p16 f16 seed462",
+        "b2 q1 s24 steps3 hq128 hkv1 d576 dv512 p16 f16 seed462",
         "b2 q9 s65 steps2 hq5 hkv1 d264 p3 bf16 sbhd seed463",
         "b2 q20 s31 steps2 hq12 hkv2 d512 p7 f16 full w20,5 cap10 sinks alibi seed464",
         "b1 q33 s200 steps2 hq3 hkv1 d320 dv8 p16 f16 bshd seed465",
@@ -47,8 +47,8 @@ inline std::vector<std::string> flash2_lines() {
         "b1 q16 s900 steps2 hq6 hkv1 d128 p16 bf16 cap5 sinks bshd seed412",
         "b1 q2 s900 steps2 hq3 hkv1 d256 p256 f16 full w500,10 seed413",
         "b3 q1 s700 steps8 hq4 hkv1 d64 p4 bf16 life w500,0 seed414",
-        "b1 q1 s1300 steps3 hq16 hkv1 d576 dv512 p64 bf16 sinks seed467",
-        "b2 q5 s700 steps2 hq16 hkv1 d576 dv512 p16 f16 w500,0 cap5 seed468"}) {
+        "b1 q1 s1300 steps3 hq3 hkv1 d576 dv512 p64 bf16 sinks seed467",
+        "b2 q5 s300 steps2 hq6 hkv1 d576 dv512 p16 f16 w200,0 cap5 seed468"}) {
     lines.emplace_back(line);
   }
   return lines;

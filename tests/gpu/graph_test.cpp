@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(
                           "b4 q9 s20 steps24 hq2 hkv2 d8 p7 f16 life bshd sinks w11,0 seed31",
                           "b4 q3 s700 steps8 hq4 hkv2 d128 p16 bf16 life seed126",
                           "b4 q1 s500 steps4 hq4 hkv1 d256 p3 f16 seed127",
-                          "b4 q3 s200 steps8 hq16 hkv1 d576 dv512 p16 bf16 life seed129")));
+                          "b4 q3 s90 steps8 hq16 hkv1 d576 dv512 p16 bf16 life seed129")));
 
 /// `bounded`: the eager calls are sized by the same maxima.
 void expect_bits_of_eager_calls(const std::string& line, Backend backend, bool bounded) {

@@ -79,26 +79,20 @@ struct WideConfig {
   static constexpr bool kWide = true;
   static constexpr int kRows = kRowTiles * kProductRows;
   static constexpr int kWarpKeys = kKeys / kWarps;
-  /// Of a tile's scores, two warps multiply half of the dims each, then add half of the keys each.
-  static constexpr int kParts = 2;
-  static constexpr int kFirstDims = 320;  ///< Of the first warp.
-  static constexpr int kPartKeys = kKeys / kParts;
-  static constexpr int kOutTiles = kDimV / kChunk / kWarps;  ///< A warp's sums, of all rows.
+  static constexpr int kKeyParts = kKeys / 16;               ///< A warp's scores are of one part,
+  static constexpr int kOutTiles = kDimV / kChunk / kWarps;  ///< its sums of so many columns.
   static constexpr int kRowBytes = kDim * 2;
   static constexpr int kKeyBytes = kKeys * kRowBytes;
   static constexpr int kValueBytes = kKeys * kDimV * 2;
   static constexpr int kQueryBytes = kRows * kRowBytes;
   static constexpr int kTileBytes = kQueryBytes + kStages * (kKeyBytes + kValueBytes);
   static constexpr int kResultBytes = 8192 + kRows * (kDimV + 8) * 4;
-  /// What warps tell each other: half of their products, weights, each part's largest logits, what
-  /// sums shrink by.
-  static constexpr int kProductBytes = kWarps * kProductRows * kPartKeys * 4;
+  /// What warps tell each other: weights, each part's largest logits, what sums shrink by.
   static constexpr int kWeightPitch = kKeys * 2 + 16;  ///< Bytes; rows go to different banks.
   static constexpr int kExchangeOffset = kTileBytes > kResultBytes ? kTileBytes : kResultBytes;
-  static constexpr int kExchangeBytes = kProductBytes + kRows * (kWeightPitch + (kParts + 1) * 4);
+  static constexpr int kExchangeBytes = kRows * (kWeightPitch + (kKeyParts + 1) * 4);
   static constexpr int kSmemBytes = kExchangeOffset + kExchangeBytes;
-  static_assert(kRowTiles * kParts == kWarps && kFirstDims % 64 == 0 && kWarpKeys == 4 &&
-                kOutTiles % 8 == 0);
+  static_assert(kRowTiles * kKeyParts <= kWarps && kWarpKeys == 4 && kOutTiles % 8 == 0);
 };
 
 using Wide = WideConfig<4, 8, 32, 2>;

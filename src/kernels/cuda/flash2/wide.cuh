@@ -2,12 +2,11 @@
 // One item by one block, for heads whose sums of sixteen rows don't fit a warp's registers (V up to
 // 512 dims).
 //
-// Two warps have sixteen rows of the scores: each multiplies half of the dims with all keys of the
-// tile, and adds both halves for half of the keys (fewer loads from shared memory than by all dims
-// and half of the keys). Sums are dealt by the dims of V: each warp has all rows, so that every
-// value is read from shared memory by one warp alone. In between, warps tell each other their
-// largest logits, then the rounded weights and what the sums of each row shrink by. Three barriers
-// of the block a tile: keys are there; largest logits are; weights and values are.
+// Scores are dealt to warps by rows and keys: warp w has sixteen rows, w % kRowTiles, and sixteen
+// of the tile's keys, w / kRowTiles. Sums are dealt by the dims of V: each warp has all rows, so
+// that every value is read from shared memory by one warp alone. In between, warps tell each other
+// their largest logits, then the rounded weights and what the sums of each row shrink by. Three
+// barriers a tile: keys are there; largest logits are; weights and values are.
 #pragma once
 
 #include <cmath>
@@ -22,8 +21,8 @@ namespace octavo::kernels::flash2 {
 /// Where things lie in an item's shared memory.
 template <typename ConfigT>
 struct WideBuffers {
-  static constexpr int kWeightsOffset = ConfigT::kExchangeOffset + ConfigT::kProductBytes;
-  static constexpr int kMaximaOffset = kWeightsOffset + ConfigT::kRows * ConfigT::kWeightPitch;
+  static constexpr int kMaximaOffset =
+      ConfigT::kExchangeOffset + ConfigT::kRows * ConfigT::kWeightPitch;
   static_assert(Results<ConfigT>::kOffset +
                     ConfigT::kRows * Results<ConfigT>::kPitch * sizeof(float) <=
                 ConfigT::kExchangeOffset);
@@ -41,79 +40,31 @@ struct WideBuffers {
     return q + ConfigT::kQueryBytes + ConfigT::kStages * ConfigT::kKeyBytes +
            stage_of(tile) * ConfigT::kValueBytes;
   }
-  /// A warp's products for its mate: [.., lanes].
-  [[nodiscard]] __device__ float* products(int warp) const {
-    return reinterpret_cast<float*>(smem + ConfigT::kExchangeOffset) +
-           warp * kProductRows * ConfigT::kPartKeys;
-  }
   /// Two weights, of a row and the keys `key` and key + 1 of the tile.
   [[nodiscard]] __device__ std::uint32_t* weights(int row, int key) const {
-    return reinterpret_cast<std::uint32_t*>(smem + kWeightsOffset + row * ConfigT::kWeightPitch +
-                                            key * 2);
+    return reinterpret_cast<std::uint32_t*>(smem + ConfigT::kExchangeOffset +
+                                            row * ConfigT::kWeightPitch + key * 2);
   }
   /// Of a row and a part of the keys: the largest logit, and at the end the sum of weights.
   [[nodiscard]] __device__ float& largest(int part, int row) const {
     return reinterpret_cast<float*>(smem + kMaximaOffset)[part * ConfigT::kRows + row];
   }
   /// What the sums of a row are to be multiplied with.
-  [[nodiscard]] __device__ float& shrink(int row) const { return largest(ConfigT::kParts, row); }
+  [[nodiscard]] __device__ float& shrink(int row) const { return largest(ConfigT::kKeyParts, row); }
 };
 
-/// A warp's scores of a tile: of its part of the keys.
-template <typename ConfigT>
-using WideScores = float[1][ConfigT::kPartKeys / 8][4];
-
-/// Some of the dims of q and K, as multiply_keys wants to know them.
-template <typename ConfigT, int kDims>
-struct SomeDims {
-  static constexpr int kDim = kDims;
-  static constexpr int kRowBytes = ConfigT::kRowBytes;
-};
-
-/// Products of the warp's rows and its part of the keys.
-template <typename T, typename ConfigT>
-__device__ void multiply_part(const WideBuffers<ConfigT>& buffers, SmemAddress k, int part,
-                              int first_row, int lane, WideScores<ConfigT>& scores) {
-  constexpr int kTiles = ConfigT::kPartKeys / 8;
-  constexpr int kFirst = ConfigT::kFirstDims;
-  float products[1][2 * kTiles][4];
-  if (part == 0) {
-    multiply_keys<T, SomeDims<ConfigT, kFirst>>(products, buffers.q, first_row, k, 0, lane,
-                                                [](int) {});
-  } else {
-    multiply_keys<T, SomeDims<ConfigT, ConfigT::kDim - kFirst>>(
-        products, buffers.q + kFirst * 2, first_row, k + kFirst * 2, 0, lane, [](int) {});
-  }
-  const int row_tile = first_row / kProductRows;
-  float* own = buffers.products(row_tile * 2 + part) + lane;
-  const float* other = buffers.products(row_tile * 2 + 1 - part) + lane;
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      // Selected, not indexed: registers have no index.
-      own[(n * 4 + e) * kLanes] = part == 0 ? products[0][kTiles + n][e] : products[0][n][e];
-      scores[0][n][e] = part == 0 ? products[0][n][e] : products[0][kTiles + n][e];
-    }
-  }
-  cuda::sync_some(1 + row_tile, 2 * kLanes);
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) scores[0][n][e] += other[(n * 4 + e) * kLanes];
-  }
-}
+/// A warp's scores of a tile.
+using WideScores = float[1][2][4];
 
 /// Tells the largest logits of the part's keys.
 template <typename ConfigT>
 __device__ void tell_largest(const WideBuffers<ConfigT>& buffers, float factor, int part,
-                             int first_row, int lane, const WideScores<ConfigT>& scores) {
+                             int first_row, int lane, const WideScores& scores) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float max = -INFINITY;
-#pragma unroll
-    for (const auto& score : scores[0]) max = fmaxf(max, fmaxf(score[2 * r], score[2 * r + 1]));
-    max = largest_of_row(max);
+    const auto& [low, high] = scores[0];
+    const float max = largest_of_row(
+        fmaxf(fmaxf(low[2 * r], low[2 * r + 1]), fmaxf(high[2 * r], high[2 * r + 1])));
     if (lane % 4 == 0) buffers.largest(part, first_row + lane / 4 + 8 * r) = max * factor;
   }
 }
@@ -122,26 +73,25 @@ __device__ void tell_largest(const WideBuffers<ConfigT>& buffers, float factor, 
 /// of the thread's own keys.
 template <typename T, typename ConfigT>
 __device__ void tell_weights(const WideBuffers<ConfigT>& buffers, float factor, int part,
-                             int first_row, int lane, const WideScores<ConfigT>& scores,
+                             int first_row, int lane, const WideScores& scores,
                              RowStats (&stats)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + lane / 4 + 8 * r;
     float max = stats[r].max;
 #pragma unroll
-    for (int other = 0; other < ConfigT::kParts; ++other)
+    for (int other = 0; other < ConfigT::kKeyParts; ++other)
       max = fmaxf(max, buffers.largest(other, row));
     const float base = max == -INFINITY ? 0.0F : max;  // has seen nothing: weights 0
     const float shrink = cuda::fast_exp2(stats[r].max - base);
     float sum = stats[r].sum * shrink;
 #pragma unroll
-    for (int n = 0; n < ConfigT::kPartKeys / 8; ++n) {
+    for (int n = 0; n < 2; ++n) {
       const float low = cuda::fast_exp2(fmaf(scores[0][n][2 * r], factor, -base));
       const float high = cuda::fast_exp2(fmaf(scores[0][n][2 * r + 1], factor, -base));
       sum += low;
       sum += high;
-      *buffers.weights(row, part * ConfigT::kPartKeys + n * 8 + lane % 4 * 2) =
-          cuda::pack_pair<T>(low, high);
+      *buffers.weights(row, part * 16 + n * 8 + lane % 4 * 2) = cuda::pack_pair<T>(low, high);
     }
     stats[r] = {max, sum};
     if (part == 0 && lane % 4 == 0) buffers.shrink(row) = shrink;
@@ -208,13 +158,15 @@ __device__ void hand_over(const WideBuffers<ConfigT>& buffers, int num_rows, int
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const Results<ConfigT> results{buffers.smem};
   __syncthreads();  // all is read: the results take its place
+  if (part < ConfigT::kKeyParts) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = first_row + lane / 4 + 8 * r;
-    const float sum = sum_of_row(stats[r].sum);
-    if (lane % 4 == 0) {
-      buffers.largest(part, row) = sum;
-      if (part == 0) results.stats()[row].max = stats[r].max;
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + lane / 4 + 8 * r;
+      const float sum = sum_of_row(stats[r].sum);
+      if (lane % 4 == 0) {
+        buffers.largest(part, row) = sum;
+        if (part == 0) results.stats()[row].max = stats[r].max;
+      }
     }
   }
 #pragma unroll
@@ -232,7 +184,7 @@ __device__ void hand_over(const WideBuffers<ConfigT>& buffers, int num_rows, int
   for (int row = static_cast<int>(threadIdx.x); row < num_rows; row += ConfigT::kThreads) {
     float sum = 0.0F;
 #pragma unroll
-    for (int other = 0; other < ConfigT::kParts; ++other) sum += buffers.largest(other, row);
+    for (int other = 0; other < ConfigT::kKeyParts; ++other) sum += buffers.largest(other, row);
     results.stats()[row].sum = sum;
   }
 }
@@ -252,7 +204,7 @@ __device__ void attend_wide_item(const Work& w, const Frequencies& frequencies,
   const int part = warp / ConfigT::kRowTiles;
   const int first_row = warp % ConfigT::kRowTiles * kProductRows;
   const int num_rows = item.num_rows();
-  const bool scores_keys = first_row < num_rows;
+  const bool scores_keys = part < ConfigT::kKeyParts && first_row < num_rows;
   const int first_tile = warp * ConfigT::kOutTiles;
   const int end_tile = item.keys.end_tile;
   WideLoader<ConfigT> loader(w, item);
@@ -272,12 +224,12 @@ __device__ void attend_wide_item(const Work& w, const Frequencies& frequencies,
       loader.load_values(buffers.v(next_values));
     cuda::commit_copies();
     loader.look_up(tile + kStages);
-    WideScores<ConfigT> scores;
+    WideScores scores;
     if (is_here) {
       if (scores_keys) {
-        multiply_part<T>(buffers, buffers.k(tile), part, first_row, lane, scores);
-        finish_logits(w, item, rule, first_row, tile * ConfigT::kKeys + part * ConfigT::kPartKeys,
-                      lane, scores);
+        multiply_keys<T, ConfigT>(scores, buffers.q, first_row, buffers.k(tile), part * 16, lane,
+                                  [](int) {});
+        finish_logits(w, item, rule, first_row, tile * ConfigT::kKeys + part * 16, lane, scores);
         tell_largest(buffers, rule.factor, part, first_row, lane, scores);
       }
       __syncthreads();  // the largest logits are there; the keys are no longer needed
