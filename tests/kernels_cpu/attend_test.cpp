@@ -263,6 +263,20 @@ TEST(Attend, TakesExplicitPositionsForRopeAlone) {
   EXPECT_EQ(difference(run(p, Kernel::Unfused), expected(p)), "");
 }
 
+TEST(Attend, TakesNoRoomForAnglesThatTheStepHas) {
+  kernels::AttendParams params;
+  params.batch.num_tokens = 100;
+  params.num_q_heads = params.num_kv_heads = 1;
+  params.head_dim = params.head_dim_v = 64;
+  params.rope.rotary_dim = 64;
+  const kernels::SplitSchedule schedule{.key_tile = kernels::cpu::kKeyTile,
+                                        .q_tile = kernels::cpu::q_tile_tokens(1)};
+  const float turns = 0.0F;
+  EXPECT_EQ(kernels::cpu::attend_workspace_bytes(params, schedule, 1) -
+                kernels::cpu::attend_workspace_bytes(params, schedule, 1, &turns),
+            100 * 64 * sizeof(float));
+}
+
 INSTANTIATE_TEST_SUITE_P(All, AttendTest, testing::ValuesIn(problems()),
                          [](const auto& test) { return std::string(test.param.name); });
 
