@@ -43,8 +43,9 @@ class FilledCache {
  public:
   /// page_size 0: contiguous.
   FilledCache(const Heads& heads, std::int32_t page_size, const std::vector<SequenceStep>& past,
-              const std::vector<SequenceStep>& step, Stream stream)
-      : config_(config(heads, page_size, past, step)), cache_(config_) {
+              const std::vector<SequenceStep>& step, Stream stream,
+              std::int64_t workspace_bytes = std::int64_t{1} << 30U)
+      : config_(config(heads, page_size, past, step, workspace_bytes)), cache_(config_) {
     const DeviceMemory random = numbers(std::int64_t{16} << 20U);
     for (std::int32_t layer = 0; layer < config_.num_layers; ++layer) {
       fill(cache_.key_storage(layer), random);
@@ -62,7 +63,7 @@ class FilledCache {
  private:
   static CacheConfig config(const Heads& heads, std::int32_t page_size,
                             const std::vector<SequenceStep>& past,
-                            const std::vector<SequenceStep>& step) {
+                            const std::vector<SequenceStep>& step, std::int64_t workspace_bytes) {
     std::int64_t longest = 0;
     double bytes = 0.0;
     for (std::size_t i = 0; i < past.size(); ++i) {
@@ -74,7 +75,7 @@ class FilledCache {
     c.num_layers = std::clamp(static_cast<int>(std::ceil(kBeyondL2 / bytes)), 1, kMostLayers);
     c.num_kv_heads = heads.kv;
     c.head_dim = heads.dim;
-    c.workspace_bytes = std::int64_t{1} << 30U;
+    c.workspace_bytes = workspace_bytes;
     if (page_size == 0) {
       c.kind = CacheKind::Contiguous;
     } else {
@@ -156,18 +157,25 @@ void bench_prefills(GpuClock& clock, const Report& report, Backend backend) {
         const std::string name =
             fmt::format("prefill b{} s{} h{}/{} d{} bf16 {} {}", c.batch, c.len, c.heads, c.heads,
                         c.dim, to_string(mask), kind_name(page_size));
-        if (!report.wants(name)) continue;
+        const std::string eager_name = name + ", eager";
+        // Captured calls are for any order of the sequences in the cache, eager ones for theirs.
+        const bool wants_eager =
+            backend == Backend::Fused && page_size == 0 && report.wants(eager_name);
+        if (!report.wants(name) && !wants_eager) continue;
         FilledCache filled(heads, page_size, sequences(c.batch, 0), sequences(c.batch, c.len),
                            clock.stream());
         const double all = 4.0 * c.batch * c.heads * c.dim * std::pow(c.len, 2.0);
         const double products = mask == Mask::Causal ? all / 2.0 : all;
-        report.line(name, to_string(backend),
-                    time_attention(clock, filled, heads, mask, backend, kLaunches), 0.0, products);
-        if (backend != Backend::Fused || page_size != 0) continue;
-        // Captured calls go by a table, eager ones over sequences in order without.
-        report.line(name + ", eager", to_string(backend),
-                    time_attention(clock, filled, heads, mask, backend, kLaunches, Calls::Eager),
-                    0.0, products);
+        if (report.wants(name)) {
+          report.line(name, to_string(backend),
+                      time_attention(clock, filled, heads, mask, backend, kLaunches), 0.0,
+                      products);
+        }
+        if (wants_eager) {
+          report.line(eager_name, to_string(backend),
+                      time_attention(clock, filled, heads, mask, backend, kLaunches, Calls::Eager),
+                      0.0, products);
+        }
       }
     }
   }
