@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/layer_call.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "dispatch/run.h"
 
@@ -115,8 +117,14 @@ void LayerCall::check_attend(const TensorView& out, const TensorView* lse) {
     check_apart("out", out, "k", inputs_.k);
     check_apart("out", out, "v", inputs_.v);
   }
-  backend_ = dispatch::choose(backend_, attend_request(config_, attend_params_, shape_));
-  if (impl_.gpu != nullptr) impl_.gpu->check_attend(backend_, attend_params_, lengths_);
+  dispatch::Request request = attend_request(config_, attend_params_, shape_);
+  if (impl_.gpu == nullptr) {
+    backend_ = dispatch::choose(backend_, request);
+    return;
+  }
+  backend_ = dispatch::choose_with_room(
+      backend_, std::move(request), shape_.max_kv_len,
+      [this](Backend backend) { return impl_.gpu->room(backend, attend_params_, lengths_); });
 }
 
 void LayerCall::append(Stream stream) {
