@@ -168,6 +168,13 @@ void bench_prefills(GpuClock& clock, const Report& report, Backend backend);
 void bench_decodes(GpuClock& clock, const Report& report, Backend backend);
 void bench_mixed(GpuClock& clock, const Report& report, Backend backend);
 
+/// A prompt by unfused, beside what it cannot do without: the products, and one read and one write
+/// of the scores.
+void bench_unfused(GpuClock& clock, const Report& report);
+/// Microseconds of the products alone, for every pair of tokens.
+double bare_products(GpuClock& clock, std::int32_t num_q_heads, std::int32_t num_kv_heads,
+                     std::int64_t dim, std::int64_t tokens);
+
 /// Whole steps: the plan of a caller's cache, and layers run one by one or replayed as a graph.
 void bench_steps(GpuClock& clock, const Report& report);
 

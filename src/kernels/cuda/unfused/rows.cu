@@ -227,7 +227,8 @@ __global__ void __launch_bounds__(kMostThreads)
     const auto load = [&](std::int32_t key, float* values) {
       float4 read = {};
       if (key + kPerLoad > logits.begin && key < logits.end) {
-        read = __ldcs(reinterpret_cast<const float4*>(scores + key));
+        const auto* from = reinterpret_cast<const float4*>(scores + key);
+        read = p.scores_in_l2 ? __ldcs(from) : *from;
       }
       values[0] = read.x;
       values[1] = read.y;
