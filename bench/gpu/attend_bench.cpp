@@ -147,16 +147,17 @@ std::string kind_name(std::int32_t page_size) {
 void bench_prefills(GpuClock& clock, const Report& report, Backend backend) {
   constexpr int kLaunches = 4;
   const struct {
-    std::int32_t dim, len, batch, heads;
-  } cases[] = {{64, 2048, 8, 32},   {64, 8192, 2, 32},  {128, 2048, 8, 32}, {128, 8192, 2, 32},
-               {128, 16384, 1, 32}, {256, 2048, 8, 16}, {256, 8192, 2, 16}};
+    std::int32_t dim, len, batch, heads, kv_heads;
+  } cases[] = {{64, 2048, 8, 32, 32},  {64, 8192, 2, 32, 32}, {128, 2048, 8, 32, 32},
+               {128, 8192, 2, 32, 32}, {128, 8192, 2, 32, 8}, {128, 16384, 1, 32, 32},
+               {256, 2048, 8, 16, 16}, {256, 8192, 2, 16, 16}};
   for (const auto& c : cases) {
-    const Heads heads{c.heads, c.heads, c.dim};
+    const Heads heads{c.heads, c.kv_heads, c.dim};
     for (const std::int32_t page_size : {0, 16}) {
       for (const Mask mask : {Mask::Full, Mask::Causal}) {
         const std::string name =
-            fmt::format("prefill b{} s{} h{}/{} d{} bf16 {} {}", c.batch, c.len, c.heads, c.heads,
-                        c.dim, to_string(mask), kind_name(page_size));
+            fmt::format("prefill b{} s{} h{}/{} d{} bf16 {} {}", c.batch, c.len, c.heads,
+                        c.kv_heads, c.dim, to_string(mask), kind_name(page_size));
         const std::string eager_name = name + ", eager";
         // Captured calls are for any order of the sequences in the cache, eager ones for theirs.
         const bool wants_eager =
