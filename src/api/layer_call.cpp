@@ -104,6 +104,7 @@ LayerCall::LayerCall(const Attention& attention, detail::CacheImpl& impl, std::i
   if (inputs.maxima != nullptr) lengths_.maxima = *inputs.maxima;
   if (impl.gpu != nullptr) device::check_stream(impl.config.device, stream);
   lengths_.first_page = first_page_of(impl, shape_, stream);
+  lengths_.one_page_each = impl.config.kind == CacheKind::Contiguous;
 }
 
 void LayerCall::check_append() {

@@ -152,6 +152,58 @@ TEST(FusedSizes, TokensAsRowsGoByTheTable) {
   EXPECT_EQ(call_shape(params, maxima, kMaxTokensAsRows).key, key);
 }
 
+// Of a step that is replayed with sequences in other pages.
+Maxima in_any_page(std::int32_t num_seqs, std::int32_t num_tokens, std::int32_t q_len) {
+  Maxima maxima{num_seqs, num_tokens, q_len, 1024};
+  maxima.one_page_each = true;
+  return maxima;
+}
+
+TEST(FusedSizes, PagesOfOneSequenceEachAreBatchRows) {
+  AttendParams params = paged(2048, kTable);
+  params.kv.num_pages = 8;
+  const CallShape shape = call_shape(params, in_any_page(2, 600, 300), kMaxTokensAsRows);
+  EXPECT_EQ(shape.rows, BatchRows::Pages);
+  EXPECT_FALSE(shape.key.paged);
+  EXPECT_TRUE(shape.key.padded);
+  EXPECT_TRUE(shape.key.ragged);
+  EXPECT_EQ(shape.key.num_seqs, 8);
+  EXPECT_EQ(shape.first_page, 0);
+}
+
+TEST(FusedSizes, PaddedFormatsGoByOffsetsWherePagesAreBatchRows) {
+  AttendParams params = paged(2048, kTable);
+  params.kv.num_pages = 2;
+  params.q_layout.ragged = params.out_layout.ragged = false;
+  params.q_layout.num_batch_rows = params.out_layout.num_batch_rows = 2;
+  params.q_layout.num_token_rows = params.out_layout.num_token_rows = 300;
+  params.q_layout.batch_stride = params.out_layout.batch_stride = 300 * 32 * kDim;
+  const CallShape shape = call_shape(params, in_any_page(2, 600, 300), kMaxTokensAsRows);
+  EXPECT_EQ(shape.rows, BatchRows::Pages);
+  EXPECT_TRUE(shape.key.ragged);
+  EXPECT_TRUE(shape.stats.packed);
+  EXPECT_GE(shape.key.q_len, 300);
+}
+
+TEST(FusedSizes, ManyPagesWithoutASequenceGoByTheTable) {
+  AttendParams params = paged(2048, kTable);
+  params.kv.num_pages = 9;
+  const CallShape shape = call_shape(params, in_any_page(2, 600, 300), kMaxTokensAsRows);
+  EXPECT_EQ(shape.rows, BatchRows::Sequences);
+  EXPECT_TRUE(shape.key.paged);
+}
+
+TEST(FusedSizes, ASingleTokenOverASinglePageNeedsNoTable) {
+  AttendParams params = paged(2048, kTable);
+  params.kv.num_pages = 1;
+  const CallShape shape = call_shape(params, in_any_page(1, 1, 1), kMaxTokensAsRows);
+  EXPECT_EQ(shape.rows, BatchRows::Tokens);
+  EXPECT_FALSE(shape.key.paged);
+  EXPECT_TRUE(call_shape(params, in_any_page(1, 2, 2), kMaxTokensAsRows).key.paged);
+  params.kv.num_pages = 2;
+  EXPECT_TRUE(call_shape(params, in_any_page(1, 1, 1), kMaxTokensAsRows).key.paged);
+}
+
 TEST(FusedSizes, WindowsBeyondEveryKeyAreNone) {
   AttendParams params = paged(16, kTable);
   params.window_left = 5000;

@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "device/gpu.h"
-#include "kernels/lengths.h"
 
 namespace octavo::dispatch {
 

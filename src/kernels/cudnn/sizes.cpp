@@ -79,6 +79,14 @@ bool tokens_as_rows(const AttendParams& params, const Maxima& maxima,
   return row_stride(q) != 0 && row_stride(params.out_layout) != 0;
 }
 
+// Rows without a sequence cost cuDNN little, but not nothing.
+constexpr std::int64_t kMostPagesOfSequence = 4;
+
+bool pages_as_rows(const AttendParams& params, const Maxima& maxima) {
+  return maxima.one_page_each && maxima.first_page < 0 && params.batch.page_table != nullptr &&
+         params.kv.num_pages <= kMostPagesOfSequence * maxima.num_seqs;
+}
+
 // The axes of q, out and batch.
 void set_tokens(const AttendParams& params, const Maxima& maxima, CallShape& shape) {
   const TokenLayout& q = params.q_layout;
@@ -102,20 +110,28 @@ void set_tokens(const AttendParams& params, const Maxima& maxima, CallShape& sha
                    .head = 1};
     return;
   }
-  key.ragged = q.ragged;
-  key.num_seqs = q.ragged ? bucket(maxima.num_seqs) : q.num_batch_rows;
-  key.q_len = q.ragged ? q_bucket(maxima.q_len) : q.num_token_rows;
+  const bool pages = shape.rows == BatchRows::Pages;
+  key.ragged = q.ragged || pages;
+  key.num_seqs = pages      ? params.kv.num_pages
+                 : q.ragged ? bucket(maxima.num_seqs)
+                            : q.num_batch_rows;
+  key.q_len = key.ragged ? q_bucket(maxima.q_len) : q.num_token_rows;
   key.q_token_stride = q.token_stride;
   key.out_token_stride = out.token_stride;
-  key.q_batch_stride = q.ragged ? key.q_len * q.token_stride : q.batch_stride;
-  key.out_batch_stride = q.ragged ? key.q_len * out.token_stride : out.batch_stride;
+  key.q_batch_stride = key.ragged ? key.q_len * q.token_stride : q.batch_stride;
+  key.out_batch_stride = key.ragged ? key.q_len * out.token_stride : out.batch_stride;
   shape.stats = {
-      .packed = q.ragged, .seq = params.num_q_heads * key.q_len, .token = 1, .head = key.q_len};
+      .packed = key.ragged, .seq = params.num_q_heads * key.q_len, .token = 1, .head = key.q_len};
 }
 
 // Whether cuDNN's batch row r is row r of a contiguous cache, or r behind another one.
 bool rows_in_order(const AttendParams& params, const Maxima& maxima, const CallShape& shape) {
   const StepBatch& batch = params.batch;
+  if (shape.rows == BatchRows::Pages) return true;
+  if (batch.page_table != nullptr && maxima.one_page_each && params.kv.num_pages == 1 &&
+      shape.key.num_seqs == 1) {
+    return true;  // there is no other
+  }
   if (batch.page_table != nullptr) {
     // Tokens as rows would win 1 to 5 per cent, and have a graph for each batch size as it is.
     return maxima.first_page >= 0 && shape.rows == BatchRows::Sequences &&
@@ -171,7 +187,7 @@ void set_cache(const AttendParams& params, const Maxima& maxima, CallShape& shap
     key.k_page_stride = kv.k.page_stride / shape.cut.k_ratio;
     key.v_page_stride = kv.v.page_stride / shape.cut.v_ratio;
   } else {
-    if (params.batch.page_table != nullptr) shape.first_page = maxima.first_page;
+    if (params.batch.page_table != nullptr) shape.first_page = std::max(maxima.first_page, 0);
     key.kv_len = std::min<std::int64_t>(kv_len, kv.page_size);
     key.num_k_pages = key.num_v_pages = kv.num_pages;
     key.k_page_stride = kv.k.page_stride;
@@ -211,8 +227,9 @@ void set_uniform(const AttendParams& params, const Maxima& maxima, CallShape& sh
 CallShape call_shape(const AttendParams& params, const Maxima& maxima,
                      std::int32_t max_tokens_as_rows) {
   CallShape shape;
-  shape.rows =
-      tokens_as_rows(params, maxima, max_tokens_as_rows) ? BatchRows::Tokens : BatchRows::Sequences;
+  shape.rows = tokens_as_rows(params, maxima, max_tokens_as_rows) ? BatchRows::Tokens
+               : pages_as_rows(params, maxima)                    ? BatchRows::Pages
+                                                                  : BatchRows::Sequences;
   GraphKey& key = shape.key;
   key.dtype = params.kv.dtype;
   key.stats = params.lse != nullptr;

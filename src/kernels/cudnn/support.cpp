@@ -152,6 +152,12 @@ bool supported(const SupportQuery& query) {
                      [&](const Rule& rule) { return !rule.needed(query) || rule.ok(query); });
 }
 
+bool clears_empty_rows(std::int32_t version, std::int32_t sm) {
+  constexpr std::int32_t kSeenVersion = 919;  // 9.19, all its patches
+  constexpr std::int32_t kSeenSm = 90;
+  return version / 100 == kSeenVersion && sm == kSeenSm;
+}
+
 bool is_compiled() {
 #if defined(OCTAVO_HAVE_CUDNN)
   return true;

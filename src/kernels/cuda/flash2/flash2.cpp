@@ -8,7 +8,6 @@
 #include "device/gpu.h"
 #include "kernels/cuda/common/frequencies.h"
 #include "kernels/cuda/flash2/work.h"
-#include "kernels/lengths.h"
 
 namespace octavo::kernels::flash2 {
 namespace {
