@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace octavo::kernels::fused {
 namespace {
@@ -150,6 +151,29 @@ TEST(FusedSizes, TokensAsRowsGoByTheTable) {
   EXPECT_TRUE(key.paged);
   maxima.first_page = 0;
   EXPECT_EQ(call_shape(params, maxima, kMaxTokensAsRows).key, key);
+}
+
+// q and out of a padded format: [2, 3] and [2, 5] tokens.
+AttendParams unlike_extents(bool batch_outermost) {
+  AttendParams params = paged(16, kTable);
+  for (TokenLayout* layout : {&params.q_layout, &params.out_layout}) {
+    layout->ragged = false;
+    layout->num_batch_rows = 2;
+    layout->num_token_rows = layout == &params.q_layout ? 3 : 5;
+    layout->token_stride = (batch_outermost ? 1 : 2) * 32 * kDim;
+    layout->batch_stride = (batch_outermost ? layout->num_token_rows : 1) * 32 * kDim;
+  }
+  return params;
+}
+
+// Row 3 of q would be sequence 1's first token, row 3 of out sequence 0's fourth.
+TEST(FusedSizes, RowsOfUnlikeExtentsAreNoBatchRows) {
+  const CallShape shape = call_shape(unlike_extents(true), {2, 6, 3, 257}, kMaxTokensAsRows);
+  EXPECT_EQ(shape.rows, BatchRows::Sequences);
+  EXPECT_EQ(shape.key.q_len, 3);
+  AttendParams swapped = unlike_extents(true);
+  std::swap(swapped.q_layout, swapped.out_layout);
+  EXPECT_EQ(call_shape(swapped, {2, 6, 3, 257}, 8).key.q_len, 3);
 }
 
 // Of a step that is replayed with sequences in other pages.

@@ -69,6 +69,16 @@ std::int64_t row_stride(const TokenLayout& layout) {
 
 namespace {
 
+// Whether row r of both is the same token's.
+bool same_rows(const TokenLayout& q, const TokenLayout& out) {
+  if (q.ragged) return true;
+  const bool same_order =
+      q.num_batch_rows == 1 || q.num_token_rows == 1 ||
+      (q.batch_stride >= q.token_stride) == (out.batch_stride >= out.token_stride);
+  return same_order && q.num_batch_rows == out.num_batch_rows &&
+         q.num_token_rows == out.num_token_rows;
+}
+
 bool tokens_as_rows(const AttendParams& params, const Maxima& maxima,
                     std::int32_t max_tokens_as_rows) {
   const TokenLayout& q = params.q_layout;
@@ -76,7 +86,8 @@ bool tokens_as_rows(const AttendParams& params, const Maxima& maxima,
   if (q_len > max_tokens_as_rows) return false;
   // A row's keys end where its mask ends; a window's begin is counted from there.
   if (params.window_left >= 0 && !params.causal && q_len > 1) return false;
-  return row_stride(q) != 0 && row_stride(params.out_layout) != 0;
+  return row_stride(q) != 0 && row_stride(params.out_layout) != 0 &&
+         same_rows(q, params.out_layout);
 }
 
 // Rows without a sequence cost cuDNN little, but not nothing.
@@ -115,7 +126,8 @@ void set_tokens(const AttendParams& params, const Maxima& maxima, CallShape& sha
   key.num_seqs = pages      ? params.kv.num_pages
                  : q.ragged ? bucket(maxima.num_seqs)
                             : q.num_batch_rows;
-  key.q_len = key.ragged ? q_bucket(maxima.q_len) : q.num_token_rows;
+  // Rows that only one of the two has are padding, of which out's are for finish_step.
+  key.q_len = key.ragged ? q_bucket(maxima.q_len) : std::min(q.num_token_rows, out.num_token_rows);
   key.q_token_stride = q.token_stride;
   key.out_token_stride = out.token_stride;
   key.q_batch_stride = key.ragged ? key.q_len * q.token_stride : q.batch_stride;
