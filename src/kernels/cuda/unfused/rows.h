@@ -16,8 +16,7 @@ struct UnfusedRows {
   std::int32_t group = 1;
   std::int32_t padded_dim = 0;
   std::int32_t padded_dim_v = 0;
-  DType dtype = DType::F32;   ///< Of q, K, V and weights in the workspace.
-  bool scores_in_l2 = false;  ///< They are few enough to be still there when they are read.
+  DType dtype = DType::F32;  ///< Of q, K, V and weights in the workspace.
   void* q = nullptr;
   const float* scores = nullptr;
   void* weights = nullptr;

@@ -16,11 +16,6 @@ using device::check;
 // Rows and lengths of our own cache's are in range.
 constexpr std::int32_t kNoBound = 0x7FFFFFFF;
 
-// Scores that are read while many are still in the L2 had better be evicted first: what was read is
-// of no more use. Where most come from memory that costs an eighth (H200, whose L2 is 50 MB: 67 MB
-// of scores were faster so, 134 MB without).
-constexpr std::size_t kScoresInL2 = std::size_t{96} << 20U;
-
 // Rows of 16 bytes in every dtype: what cuBLASLt multiplies fastest.
 std::int32_t padded(std::int32_t dim) { return base::ceil_div(dim, 8) * 8; }
 
@@ -62,7 +57,6 @@ class Call {
                            .padded_dim = shape_.padded_dim,
                            .padded_dim_v = shape_.padded_dim_v,
                            .dtype = dtype_,
-                           .scores_in_l2 = layout.weights - layout.scores <= kScoresInL2,
                            .q = arrays_ + layout.q,
                            .scores = scores,
                            .weights = arrays_ + layout.weights,
