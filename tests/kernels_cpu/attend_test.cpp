@@ -18,6 +18,7 @@ struct Named {
   Problem problem;
 };
 
+// GoogleTest looks for this name.  NOLINTNEXTLINE(readability-identifier-naming)
 void PrintTo(const Named& named, std::ostream* to) { *to << named.name; }
 
 // A mixed batch: prefill, decode, a chunk, an idle sequence, a speculative step.
@@ -274,7 +275,7 @@ TEST(Attend, TakesNoRoomForAnglesThatTheStepHas) {
   const float turns = 0.0F;
   EXPECT_EQ(kernels::cpu::attend_workspace_bytes(params, schedule, 1) -
                 kernels::cpu::attend_workspace_bytes(params, schedule, 1, &turns),
-            100 * 64 * sizeof(float));
+            sizeof(float) * 100 * 64);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AttendTest, testing::ValuesIn(problems()),

@@ -154,24 +154,24 @@ TEST(FusedSizes, TokensAsRowsGoByTheTable) {
 }
 
 // q and out of a padded format: [2, 3] and [2, 5] tokens.
-AttendParams unlike_extents(bool batch_outermost) {
+AttendParams unlike_extents() {
   AttendParams params = paged(16, kTable);
   for (TokenLayout* layout : {&params.q_layout, &params.out_layout}) {
     layout->ragged = false;
     layout->num_batch_rows = 2;
     layout->num_token_rows = layout == &params.q_layout ? 3 : 5;
-    layout->token_stride = (batch_outermost ? 1 : 2) * 32 * kDim;
-    layout->batch_stride = (batch_outermost ? layout->num_token_rows : 1) * 32 * kDim;
+    layout->token_stride = 32 * kDim;
+    layout->batch_stride = layout->num_token_rows * 32 * kDim;
   }
   return params;
 }
 
 // Row 3 of q would be sequence 1's first token, row 3 of out sequence 0's fourth.
 TEST(FusedSizes, RowsOfUnlikeExtentsAreNoBatchRows) {
-  const CallShape shape = call_shape(unlike_extents(true), {2, 6, 3, 257}, kMaxTokensAsRows);
+  const CallShape shape = call_shape(unlike_extents(), {2, 6, 3, 257}, kMaxTokensAsRows);
   EXPECT_EQ(shape.rows, BatchRows::Sequences);
   EXPECT_EQ(shape.key.q_len, 3);
-  AttendParams swapped = unlike_extents(true);
+  AttendParams swapped = unlike_extents();
   std::swap(swapped.q_layout, swapped.out_layout);
   EXPECT_EQ(call_shape(swapped, {2, 6, 3, 257}, 8).key.q_len, 3);
 }
@@ -201,7 +201,7 @@ TEST(FusedSizes, PaddedFormatsGoByOffsetsWherePagesAreBatchRows) {
   params.q_layout.ragged = params.out_layout.ragged = false;
   params.q_layout.num_batch_rows = params.out_layout.num_batch_rows = 2;
   params.q_layout.num_token_rows = params.out_layout.num_token_rows = 300;
-  params.q_layout.batch_stride = params.out_layout.batch_stride = 300 * 32 * kDim;
+  params.q_layout.batch_stride = params.out_layout.batch_stride = kDim * 32 * 300;
   const CallShape shape = call_shape(params, in_any_page(2, 600, 300), kMaxTokensAsRows);
   EXPECT_EQ(shape.rows, BatchRows::Pages);
   EXPECT_TRUE(shape.key.ragged);

@@ -117,7 +117,7 @@ void set_tokens(const AttendParams& params, const Maxima& maxima, CallShape& sha
     const bool batch_outermost = q.batch_stride >= q.token_stride;
     shape.stats = {.packed = q.ragged,
                    .seq = (batch_outermost ? q.num_token_rows : 1) * params.num_q_heads,
-                   .token = (batch_outermost ? 1 : q.num_batch_rows) * params.num_q_heads,
+                   .token = std::int64_t{batch_outermost ? 1 : q.num_batch_rows} * params.num_q_heads,
                    .head = 1};
     return;
   }
