@@ -51,8 +51,9 @@ class FilledCache {
  public:
   /// page_size 0: contiguous.
   FilledCache(const Heads& heads, std::int32_t page_size, const std::vector<SequenceStep>& past,
-              const std::vector<SequenceStep>& step, Stream stream)
-      : config_(config(heads, page_size, past, step)), cache_(config_) {
+              const std::vector<SequenceStep>& step, Stream stream,
+              std::int64_t workspace_bytes = std::int64_t{1} << 30U)
+      : config_(config(heads, page_size, past, step, workspace_bytes)), cache_(config_) {
     const DeviceMemory random = numbers(std::int64_t{16} << 20U);
     for (std::int32_t layer = 0; layer < config_.num_layers; ++layer) {
       fill(cache_.key_storage(layer), random);
@@ -70,7 +71,7 @@ class FilledCache {
  private:
   static CacheConfig config(const Heads& heads, std::int32_t page_size,
                             const std::vector<SequenceStep>& past,
-                            const std::vector<SequenceStep>& step) {
+                            const std::vector<SequenceStep>& step, std::int64_t workspace_bytes) {
     std::int64_t longest = 0;
     double bytes = 0.0;
     for (std::size_t i = 0; i < past.size(); ++i) {
@@ -83,7 +84,7 @@ class FilledCache {
     c.num_kv_heads = heads.kv;
     c.head_dim = heads.dim;
     c.head_dim_v = heads.dim_v;
-    c.workspace_bytes = std::int64_t{1} << 30U;
+    c.workspace_bytes = workspace_bytes;
     if (page_size == 0) {
       c.kind = CacheKind::Contiguous;
     } else {
@@ -156,28 +157,36 @@ std::string kind_name(std::int32_t page_size) {
 void bench_prefills(GpuClock& clock, const Report& report, Backend backend) {
   constexpr int kLaunches = 4;
   const struct {
-    std::int32_t dim, len, batch, heads;
-  } cases[] = {{64, 2048, 8, 32},   {64, 8192, 2, 32},  {128, 2048, 8, 32}, {128, 8192, 2, 32},
-               {128, 16384, 1, 32}, {256, 2048, 8, 16}, {256, 8192, 2, 16}};
+    std::int32_t dim, len, batch, heads, kv_heads;
+  } cases[] = {{64, 2048, 8, 32, 32},  {64, 8192, 2, 32, 32}, {128, 2048, 8, 32, 32},
+               {128, 8192, 2, 32, 32}, {128, 8192, 2, 32, 8}, {128, 16384, 1, 32, 32},
+               {256, 2048, 8, 16, 16}, {256, 8192, 2, 16, 16}};
   for (const auto& c : cases) {
-    const Heads heads{c.heads, c.heads, c.dim};
+    const Heads heads{c.heads, c.kv_heads, c.dim};
     for (const std::int32_t page_size : {0, 16}) {
       for (const Mask mask : {Mask::Full, Mask::Causal}) {
         const std::string name =
-            fmt::format("prefill b{} s{} h{}/{} d{} bf16 {} {}", c.batch, c.len, c.heads, c.heads,
-                        c.dim, to_string(mask), kind_name(page_size));
-        if (!report.wants(name)) continue;
+            fmt::format("prefill b{} s{} h{}/{} d{} bf16 {} {}", c.batch, c.len, c.heads,
+                        c.kv_heads, c.dim, to_string(mask), kind_name(page_size));
+        const std::string eager_name = name + ", eager";
+        // Captured calls are for any order of the sequences in the cache, eager ones for theirs.
+        const bool wants_eager =
+            backend == Backend::Fused && page_size == 0 && report.wants(eager_name);
+        if (!report.wants(name) && !wants_eager) continue;
         FilledCache filled(heads, page_size, sequences(c.batch, 0), sequences(c.batch, c.len),
                            clock.stream());
         const double all = 4.0 * c.batch * c.heads * c.dim * std::pow(c.len, 2.0);
         const double products = mask == Mask::Causal ? all / 2.0 : all;
-        report.line(name, to_string(backend),
-                    time_attention(clock, filled, heads, mask, backend, kLaunches), 0.0, products);
-        if (backend != Backend::Fused || page_size != 0) continue;
-        // Captured calls go by a table, eager ones over sequences in order without.
-        report.line(name + ", eager", to_string(backend),
-                    time_attention(clock, filled, heads, mask, backend, kLaunches, Calls::Eager),
-                    0.0, products);
+        if (report.wants(name)) {
+          report.line(name, to_string(backend),
+                      time_attention(clock, filled, heads, mask, backend, kLaunches), 0.0,
+                      products);
+        }
+        if (wants_eager) {
+          report.line(eager_name, to_string(backend),
+                      time_attention(clock, filled, heads, mask, backend, kLaunches, Calls::Eager),
+                      0.0, products);
+        }
       }
     }
   }
@@ -210,6 +219,33 @@ void bench_decodes(GpuClock& clock, const Report& report, Backend backend) {
       const double keys = static_cast<double>(c.batch * c.len) * c.heads.dims();
       report.line(name, to_string(backend), us, 2.0 * keys * c.heads.kv,
                   2.0 * keys * c.heads.q * kind.new_tokens);
+    }
+  }
+}
+
+void bench_unfused(GpuClock& clock, const Report& report) {
+  constexpr std::int64_t kLen = 8192;
+  constexpr std::int64_t kMiB = std::int64_t{1} << 20U;
+  const Heads heads;
+  const double pairs = static_cast<double>(kLen) * kLen * heads.q;
+  const double flops = pairs * heads.dim * 4.0;
+  const std::string shape = "prefill b1 s8192 h32/8 d128 bf16";
+  const std::string bare = shape + " full, bare products";
+  if (report.wants(bare)) {
+    const double products = bare_products(clock, heads.q, heads.kv, heads.dim, kLen);
+    // F32 scores are read, BF16 weights written.
+    const double moved = pairs * 6.0 / report.copy_tbps * 1e-6;
+    report.line(bare, "cublaslt", products, 0.0, flops);
+    report.line(bare + " and scores", "bound", products + moved, 0.0, flops);
+  }
+  for (const Mask mask : {Mask::Full, Mask::Causal}) {
+    for (const std::int64_t workspace : {128 * kMiB, 256 * kMiB, 512 * kMiB, 1024 * kMiB}) {
+      const std::string name =
+          fmt::format("{} {} page16, workspace {} MiB", shape, to_string(mask), workspace / kMiB);
+      if (!report.wants(name)) continue;
+      FilledCache filled(heads, 16, sequences(1, 0), sequences(1, kLen), clock.stream(), workspace);
+      const double us = time_attention(clock, filled, heads, mask, Backend::Unfused, 1);
+      report.line(name, "unfused", us, 0.0, mask == Mask::Causal ? flops / 2.0 : flops);
     }
   }
 }

@@ -83,14 +83,16 @@ void bench_host(GpuClock& clock, const Report& report) {
   report.line("plan and begin b256 s4096 page16, host", "host", median(times), 0.0, 0.0);
 }
 
-/// `part`: append, prefill, decode, mixed, host, steps, or empty for all; `backend` and
+/// `part`: append, prefill, decode, mixed, unfused, host, steps, or empty for all; `backend` and
 /// `only`, a part of a case's name, are for the attention of prefill, decode and mixed.
 int run(const std::string& part, Backend backend, const std::string& only) {
-  constexpr std::string_view kParts[] = {"",      "append", "prefill", "decode",
-                                         "mixed", "host",   "steps"};
+  constexpr std::string_view kParts[] = {"",      "append",  "prefill", "decode",
+                                         "mixed", "unfused", "host",    "steps"};
   if (std::find(std::begin(kParts), std::end(kParts), part) == std::end(kParts)) {
     fmt::print(stderr,
-               "gpu_bench: wanted append, prefill, decode, mixed, host or steps, got '{}'\n", part);
+               "gpu_bench: wanted append, prefill, decode, mixed, unfused, host or steps, got "
+               "'{}'\n",
+               part);
     return 2;
   }
   const std::string trouble = testkit::device_trouble(kGpu);
@@ -119,6 +121,7 @@ int run(const std::string& part, Backend backend, const std::string& only) {
   if (part.empty() || part == "prefill") bench_prefills(clock, report, backend);
   if (part.empty() || part == "decode") bench_decodes(clock, report, backend);
   if (part.empty() || part == "mixed") bench_mixed(clock, report, backend);
+  if (part.empty() || part == "unfused") bench_unfused(clock, report);
   if (part.empty() || part == "host") bench_host(clock, report);
   if (part.empty() || part == "steps") bench_steps(clock, report);
   return 0;

@@ -62,7 +62,7 @@ void bench_plan(GpuClock& clock, const Report& report, std::int32_t seqs, std::i
 /// Microseconds of the host for one call, the device idle before each.
 double host_time(const GpuClock& clock, const std::function<void()>& call) {
   std::vector<double> times;
-  for (int i = 0; i < kRepeats; ++i) {
+  for (int i = 0; i < kMostRepeats; ++i) {
     check(cudaStreamSynchronize(clock.stream().handle), "cudaStreamSynchronize");
     const auto begin = std::chrono::steady_clock::now();
     call();

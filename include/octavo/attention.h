@@ -92,8 +92,10 @@ class OCTAVO_EXPORT Attention {
   /// (or, under Auto, every backend) cannot run it.
   Attention(const AttentionConfig& config, const CacheConfig& cache_config);
 
-  /// What every backend says to this step, and which one forward would take.
-  [[nodiscard]] Explanation explain(const StepPlan& plan, TensorFormat format) const;
+  /// What every backend says to this step, and which one forward would take; with `maxima`, to a
+  /// call that is sized by them (LayerInputs::maxima).
+  [[nodiscard]] Explanation explain(const StepPlan& plan, TensorFormat format,
+                                    const StepMaxima* maxima = nullptr) const;
 
   /// Writes the step's new keys and values into their slots, rotating K when asked, then attends.
   ///

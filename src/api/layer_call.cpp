@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/layer_call.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "dispatch/run.h"
 
@@ -102,6 +104,7 @@ LayerCall::LayerCall(const Attention& attention, detail::CacheImpl& impl, std::i
   if (inputs.maxima != nullptr) lengths_.maxima = *inputs.maxima;
   if (impl.gpu != nullptr) device::check_stream(impl.config.device, stream);
   lengths_.first_page = first_page_of(impl, shape_, stream);
+  lengths_.one_page_each = impl.config.kind == CacheKind::Contiguous;
 }
 
 void LayerCall::check_append() {
@@ -115,8 +118,14 @@ void LayerCall::check_attend(const TensorView& out, const TensorView* lse) {
     check_apart("out", out, "k", inputs_.k);
     check_apart("out", out, "v", inputs_.v);
   }
-  backend_ = dispatch::choose(backend_, attend_request(config_, attend_params_, shape_));
-  if (impl_.gpu != nullptr) impl_.gpu->check_attend(backend_, attend_params_, lengths_);
+  dispatch::Request request = attend_request(config_, attend_params_, shape_);
+  if (impl_.gpu == nullptr) {
+    backend_ = dispatch::choose(backend_, request);
+    return;
+  }
+  backend_ = dispatch::choose_with_room(
+      backend_, std::move(request), shape_.max_kv_len,
+      [this](Backend backend) { return impl_.gpu->room(backend, attend_params_, lengths_); });
 }
 
 void LayerCall::append(Stream stream) {

@@ -107,11 +107,12 @@ struct AttendCall {
     const api::StepShape shape = shape_of(step, inputs.format, cache.k.device);
     params = api::attend_params(config, inputs, shape, {batch, {}},
                                 api::checked_pages(config, cache, false, cache.k.device), out, lse);
-    backend = dispatch::choose(dispatch::or_environments(config.backend),
-                               api::attend_request(config, params, shape));
+    named = dispatch::or_environments(config.backend);
+    request = api::attend_request(config, params, shape);
   }
   kernels::AttendParams params;
-  Backend backend = Backend::Auto;
+  Backend named = Backend::Auto;
+  dispatch::Request request;
 };
 
 void require_gpu_of(const KvView& cache) {
@@ -133,8 +134,10 @@ void attend_on_gpu(const AttentionConfig& config, const KvView& cache, const Ste
   check_planned(workspace, callers);
   const AttendCall call(config, cache, callers, workspace.batch(), inputs, out, lse);
   device::check_stream(cache.k.device, stream);
-  workspace.check_attend(call.backend, call.params);
-  workspace.attend(call.backend, call.params, stream);
+  const Backend backend =
+      dispatch::choose_with_room(call.named, call.request, callers.maxima.max_kv_len,
+                                 [&](Backend asked) { return workspace.room(asked, call.params); });
+  workspace.attend(backend, call.params, stream);
 }
 
 void append_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
@@ -178,7 +181,8 @@ WorkspaceSizes Workspace::sizes(const AttentionConfig& config, const KvView& cac
   static_cast<void>(api::checked_pages(c, cache, false, impl_->device));
   const kernels::CallersStep callers = callers_step(cache, step);
   const AttendCall call(c, cache, callers, callers.batch, inputs, out, lse);
-  const dispatch::CallSizes sizes = impl_->gpu->sizes(call.backend, call.params, callers.maxima);
+  const dispatch::CallSizes sizes =
+      impl_->gpu->sizes(dispatch::choose(call.named, call.request), call.params, callers.maxima);
   return {static_cast<std::int64_t>(sizes.least), static_cast<std::int64_t>(sizes.good)};
 }
 

@@ -128,6 +128,20 @@ bool taken_unnamed(Backend backend, const Request& request) {
          !kernels::fused::is_slow(request.fused.q_len, request.fused.kv_len);
 }
 
+const Shortage* shortage_of(Backend backend, const Request& request) {
+  const auto found = std::find_if(request.shortages.begin(), request.shortages.end(),
+                                  [&](const Shortage& s) { return s.backend == backend; });
+  return found == request.shortages.end() ? nullptr : &*found;
+}
+
+/// The first in order of preference that can run it; Auto when there is none.
+Backend first_of(const Request& request) {
+  for (const Backend backend : kPreference) {
+    if (taken_unnamed(backend, request) && can_run(backend, request)) return backend;
+  }
+  return Backend::Auto;
+}
+
 kernels::fused::SupportQuery fused_query(const Request& request) {
   kernels::fused::SupportQuery query = request.fused;
   query.compiled = request.machine.fused_compiled;
@@ -231,6 +245,7 @@ bool is_compiled(Backend backend) {
 }
 
 bool can_run(Backend backend, const Request& request) {
+  if (shortage_of(backend, request) != nullptr) return false;
   if (has_own_rows(backend, request)) return kernels::fused::supported(fused_query(request));
   for (const Feature& feature : kFeatures) {
     if (feature.needed(request) && !feature.has(backend, request)) return false;
@@ -253,6 +268,11 @@ Support explain(Backend backend, const Request& request) {
       if (feature.needed(request)) add(feature.name(request), feature.has(backend, request));
     }
   }
+  if (const Shortage* shortage = shortage_of(backend, request)) {
+    add(fmt::format("{} bytes of workspace (there are {})", shortage->room.wanted,
+                    shortage->room.got),
+        false);
+  }
   support.ok = support.missing.empty();
   return support;
 }
@@ -266,14 +286,33 @@ Backend choose(Backend named, const Request& request) {
     }
     throw Error(ErrorCode::Unsupported, refusal_text(explain(named, request)));
   }
-  for (const Backend backend : kPreference) {
-    if (taken_unnamed(backend, request) && can_run(backend, request)) return backend;
-  }
+  if (const Backend first = first_of(request); first != Backend::Auto) return first;
   std::string text = "no backend can run this";
   for (const Backend backend : kPreference) {
     if (is_compiled(backend)) text += "; " + refusal_text(explain(backend, request));
   }
   throw Error(ErrorCode::Unsupported, text);
+}
+
+Backend choose_with_room(Backend named, Request request, std::int32_t max_kv_len,
+                         const std::function<Room(Backend)>& room_of) {
+  Backend chosen = choose(named, request);
+  while (true) {
+    const Room room = room_of(chosen);
+    if (room.wanted <= room.got) return chosen;
+    request.shortages.push_back({chosen, room});
+    const Backend next = named == Backend::Auto ? first_of(request) : Backend::Auto;
+    if (next != Backend::Auto) {
+      chosen = next;
+      continue;
+    }
+    base::throw_mismatch(
+        "workspace_bytes",
+        chosen != Backend::Unfused
+            ? fmt::format("at least {} by {}", room.wanted, to_string(chosen))
+            : fmt::format("at least {} for {} tokens by unfused", room.wanted, max_kv_len),
+        room.got);
+  }
 }
 
 Explanation explain_all(Backend named, Backend wanted, const Request& request) {
@@ -297,6 +336,17 @@ Explanation explain_all(Backend named, Backend wanted, const Request& request) {
                                                   : "it was named";
   }
   return explanation;
+}
+
+Explanation explain_with_room(Backend named, Backend wanted, Request request,
+                              const std::function<std::optional<Room>(Backend)>& room_of) {
+  while (true) {
+    Explanation explanation = explain_all(named, wanted, request);
+    if (explanation.chosen == Backend::Auto) return explanation;
+    const std::optional<Room> room = room_of(explanation.chosen);
+    if (!room || room->wanted <= room->got) return explanation;
+    request.shortages.push_back({explanation.chosen, *room});
+  }
 }
 
 }  // namespace octavo::dispatch

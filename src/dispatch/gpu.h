@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "dispatch/features.h"
 #include "kernels/params.h"
 #include "plan/plan_data.h"
 
@@ -46,12 +47,12 @@ class GpuCache {
 
   virtual void append(const kernels::AppendParams& params, Stream stream) = 0;
 
-  /// Throws InvalidArgument when the workspace is too small for what attend would be told.
-  /// Builds what the backend prepares for sizes that it has not met yet.
-  virtual void check_attend(Backend backend, const kernels::AttendParams& params,
-                            const kernels::StepLengths& lengths) = 0;
+  /// The workspace that attend would want, and what there is. Builds what the backend prepares for
+  /// sizes that it has not met yet.
+  virtual Room room(Backend backend, const kernels::AttendParams& params,
+                    const kernels::StepLengths& lengths) = 0;
 
-  /// Attends with the backend named. `lengths` are those of `params.batch`.
+  /// Attends with the backend named, after room. `lengths` are those of `params.batch`.
   virtual void attend(Backend backend, const kernels::AttendParams& params,
                       const kernels::StepLengths& lengths, Stream stream) = 0;
 
@@ -81,12 +82,17 @@ class GpuWorkspace {
 
   virtual void append(const kernels::AppendParams& params, Stream stream) = 0;
   /// As GpuCache's.
-  virtual void check_attend(Backend backend, const kernels::AttendParams& params) = 0;
+  virtual Room room(Backend backend, const kernels::AttendParams& params) = 0;
   virtual void attend(Backend backend, const kernels::AttendParams& params, Stream stream) = 0;
 };
 
 /// Throws DeviceFailure, NotCompiled, InvalidArgument.
 std::unique_ptr<GpuWorkspace> make_gpu_workspace(Device device);
+
+/// The fewest bytes of workspace with which `backend`, flash2 or unfused, runs such a call; the
+/// device is current.
+std::size_t least_call_bytes(Backend backend, const kernels::AttendParams& params,
+                             const kernels::StepLengths& lengths, Device device);
 
 /// Page-table entries, and page copies, that one buffer of the ring holds.
 inline constexpr std::int32_t kEntriesPerUpload = 1 << 16;

@@ -53,10 +53,10 @@ void attend(Backend backend, bool batch_invariant, const kernels::AttendParams& 
                                         .partial_offsets = cut.partial_offsets.data(),
                                         .split_tiles = cut.split_tiles.data(),
                                         .num_splits = cut.num_splits.data()};
-  kernels::cpu::attend(
-      params, schedule,
-      room_for(kernels::cpu::attend_workspace_bytes(params, schedule, num_threads), workspace),
-      turns_of(params.batch, params.rope, num_threads, memory.turns));
+  const float* turns = turns_of(params.batch, params.rope, num_threads, memory.turns);
+  const std::size_t num_bytes =
+      kernels::cpu::attend_workspace_bytes(params, schedule, num_threads, turns);
+  kernels::cpu::attend(params, schedule, room_for(num_bytes, workspace), turns);
 }
 
 void append(const kernels::AppendParams& params, plan::StepMemory& memory) {

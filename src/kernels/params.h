@@ -88,7 +88,22 @@ struct StepLengths {
   /// Where each sequence lies in one page: batch row b in page first_page + b. -1: not so, or not
   /// known, or not to be used, since the call is captured and replayed with other pages.
   std::int32_t first_page = -1;
+  /// A contiguous cache of ours: each sequence has one page to itself, in this step and in others.
+  bool one_page_each = false;
 };
+
+/// The maxima that are known, or those of the step's own lengths.
+constexpr StepMaxima maxima_of(const StepLengths& lengths) {
+  if (lengths.bounded) return lengths.maxima;
+  const StepBatch& batch = lengths.batch;
+  StepMaxima maxima{.num_seqs = batch.num_seqs, .num_tokens = batch.num_tokens};
+  for (std::int32_t b = 0; b < batch.num_seqs; ++b) {
+    const std::int32_t new_tokens = batch.token_offsets[b + 1] - batch.token_offsets[b];
+    if (new_tokens > maxima.max_new_tokens) maxima.max_new_tokens = new_tokens;
+    if (batch.kv_lens[b] > maxima.max_kv_len) maxima.max_kv_len = batch.kv_lens[b];
+  }
+  return maxima;
+}
 
 /// A step over a cache of the caller's in device memory, where the host has seen no length.
 struct CallersStep {

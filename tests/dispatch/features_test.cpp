@@ -8,7 +8,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <functional>
+#include <optional>
 #include <string>
 
 namespace octavo::dispatch {
@@ -149,16 +152,63 @@ TEST(FeatureTable, TakesUnfusedByItselfForWhatFlash2Lacks) {
   EXPECT_EQ(choose(Backend::Auto, on_gpu(75, DType::F16)), Backend::Unfused);
 }
 
+/// A host where both of its backends are asked for workspace.
+struct Rooms {
+  Room cpu, unfused;
+
+  [[nodiscard]] std::function<Room(Backend)> asked() const {
+    return [*this](Backend backend) { return backend == Backend::Cpu ? cpu : unfused; };
+  }
+};
+
+Request on_host() {
+  Request request;
+  request.head_dim = request.head_dim_v = 64;
+  return request;
+}
+
+TEST(FeatureTable, GivesWayToTheNextWhereWorkspaceIsShort) {
+  const auto chosen = [](const Rooms& rooms) {
+    return choose_with_room(Backend::Auto, on_host(), 77, rooms.asked());
+  };
+  EXPECT_EQ(chosen({{10, 10}, {10, 10}}), Backend::Cpu);
+  EXPECT_EQ(chosen({{11, 10}, {10, 10}}), Backend::Unfused);
+}
+
+TEST(FeatureTable, NamesTheWorkspaceThatABackendWants) {
+  const auto message = [](Backend named, const Rooms& rooms) {
+    try {
+      static_cast<void>(choose_with_room(named, on_host(), 77, rooms.asked()));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
+      return std::string(error.what());
+    }
+    return std::string("nothing was thrown");
+  };
+  EXPECT_EQ(message(Backend::Cpu, {{11, 10}, {10, 10}}),
+            "workspace_bytes: wanted at least 11 by cpu, got 10");
+  EXPECT_EQ(message(Backend::Auto, {{11, 10}, {12, 10}}),
+            "workspace_bytes: wanted at least 12 for 77 tokens by unfused, got 10");
+}
+
+TEST(FeatureTable, ExplainsThatWorkspaceIsShort) {
+  const Explanation explanation = explain_with_room(Backend::Auto, Backend::Auto, on_host(),
+                                                    [](Backend backend) -> std::optional<Room> {
+                                                      if (backend == Backend::Cpu)
+                                                        return Room{11, 10};
+                                                      return std::nullopt;
+                                                    });
+  EXPECT_EQ(explanation.chosen, Backend::Unfused);
+  const auto cpu = std::find_if(explanation.backends.begin(), explanation.backends.end(),
+                                [](const Support& s) { return s.backend == Backend::Cpu; });
+  EXPECT_THAT(cpu->missing, ElementsAre("11 bytes of workspace (there are 10)"));
+}
+
 class Environment : public ::testing::Test {
  protected:
   void TearDown() override {
     unsetenv("OCTAVO_BACKEND");
     unsetenv("OCTAVO_BLOCK_SMEM_KB");
-  }
-  static Request on_host() {
-    Request request;
-    request.head_dim = request.head_dim_v = 64;
-    return request;
   }
 };
 

@@ -102,6 +102,35 @@ INSTANTIATE_TEST_SUITE_P(Flash2, Flash2Callers,
                                             ValuesIn(without_lives(flash2_lines()))),
                          callers_name);
 
+/// As an index or an address any of 0x7F bytes is far outside of everything: nothing of a workspace
+/// is read before it was written, what belongs to tokens behind the step's end least of all.
+class PoisonedWorkspace : public GpuTestWith<std::tuple<Backend, std::string>> {};
+
+TEST_P(PoisonedWorkspace, IsWrittenBeforeItIsRead) {
+  const auto& [backend, line] = GetParam();
+  require_backend(backend);
+  if (IsSkipped()) return;
+  const Case value = make_case(parse_spec(line));
+  GpuCallersCache cache(value, PoolLayout::Nhd, value.cache.page_size);
+  cache.poison_workspace(std::byte{0x7F}, 37);
+  const Comparison result = cache.run(backend);
+  EXPECT_TRUE(result.ok()) << line << "\n" << result.worst.to_string();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Backends, PoisonedWorkspace,
+    ::testing::Combine(Values(Backend::Unfused, Backend::Fused, Backend::Flash2),
+                       Values("b3 q9 s60 steps3 hq4 hkv2 d64 p16 bf16 seed141",
+                              "b3 q9 s60 steps3 hq4 hkv2 d64 p16 bf16 bshd seed142",
+                              "b3 q9 s60 steps3 hq4 hkv2 d64 p16 f16 sbhd seed143",
+                              "b5 q1 s33 steps3 hq4 hkv4 d64 p7 bf16 bshd seed144",
+                              "b5 q1 s33 steps3 hq4 hkv4 d64 p1 bf16 sbhd seed145",
+                              "b2 q70 s90 steps2 hq8 hkv1 d128 p16 bf16 bshd seed146")),
+    [](const auto& tested) {
+      return conformance::test_name(std::string(to_string(std::get<0>(tested.param))) + "_" +
+                                    std::get<1>(tested.param));
+    });
+
 /// It loads 16 bytes at a time, of which this pool has half in K and half in V.
 class Flash2Interleaved : public Flash2Callers {};
 

@@ -97,5 +97,16 @@ TEST(UnfusedChunks, SeeNoMoreThanACausalTokenMay) {
   EXPECT_EQ(chunks.back().seen_keys, 8192);
 }
 
+TEST(UnfusedChunks, OfAPromptAreAlikeAndWholeTiles) {
+  const std::vector<UnfusedChunk> chunks = cut({{8192}, {8192}}, std::size_t{224} << 20U);
+  ASSERT_GT(chunks.size(), 1U);
+  EXPECT_EQ(chunks.front().num_heads, 1);
+  EXPECT_GE(chunks.front().num_tokens, 1024);
+  for (const UnfusedChunk& chunk : chunks) {
+    EXPECT_EQ(chunk.num_tokens % 64, 0);
+    EXPECT_LE(chunk.num_tokens, chunks.front().num_tokens);
+  }
+}
+
 }  // namespace
 }  // namespace octavo::kernels::cuda

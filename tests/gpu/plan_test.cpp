@@ -281,8 +281,8 @@ TEST_P(DevicePlan, HasNoTokensWhereOffsetsFall) {
 INSTANTIATE_TEST_SUITE_P(Sizes, DevicePlan,
                          ::testing::Values(Size{1, 16, 100}, Size{1, 1, 20'000}, Size{2, 3, 50},
                                            Size{7, 16, 5'000}, Size{33, 64, 1'000},
-                                           Size{256, 16, 4'096}, Size{1'000, 7, 300},
-                                           Size{10'000, 16, 128}));
+                                           Size{256, 16, 4'096}, Size{256, 1, 4'093},
+                                           Size{1'000, 7, 300}, Size{10'000, 16, 128}));
 
 TEST(PlanRules, PutNoTokenBeforeTheSequence) {
   CallersStep step;

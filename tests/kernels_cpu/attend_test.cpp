@@ -18,6 +18,7 @@ struct Named {
   Problem problem;
 };
 
+// GoogleTest looks for this name.  NOLINTNEXTLINE(readability-identifier-naming)
 void PrintTo(const Named& named, std::ostream* to) { *to << named.name; }
 
 // A mixed batch: prefill, decode, a chunk, an idle sequence, a speculative step.
@@ -279,6 +280,20 @@ TEST(Attend, TakesExplicitPositionsForRopeAlone) {
   p.rope_positions = {5, 9, 100, 0, 3, 70000};
   EXPECT_EQ(difference(run(p, Kernel::Cpu), expected(p)), "");
   EXPECT_EQ(difference(run(p, Kernel::Unfused), expected(p)), "");
+}
+
+TEST(Attend, TakesNoRoomForAnglesThatTheStepHas) {
+  kernels::AttendParams params;
+  params.batch.num_tokens = 100;
+  params.num_q_heads = params.num_kv_heads = 1;
+  params.head_dim = params.head_dim_v = 64;
+  params.rope.rotary_dim = 64;
+  const kernels::SplitSchedule schedule{.key_tile = kernels::cpu::kKeyTile,
+                                        .q_tile = kernels::cpu::q_tile_tokens(1)};
+  const float turns = 0.0F;
+  EXPECT_EQ(kernels::cpu::attend_workspace_bytes(params, schedule, 1) -
+                kernels::cpu::attend_workspace_bytes(params, schedule, 1, &turns),
+            sizeof(float) * 100 * 64);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AttendTest, testing::ValuesIn(problems()),

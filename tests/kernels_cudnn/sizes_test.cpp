@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace octavo::kernels::fused {
 namespace {
@@ -150,6 +151,81 @@ TEST(FusedSizes, TokensAsRowsGoByTheTable) {
   EXPECT_TRUE(key.paged);
   maxima.first_page = 0;
   EXPECT_EQ(call_shape(params, maxima, kMaxTokensAsRows).key, key);
+}
+
+// q and out of a padded format: [2, 3] and [2, 5] tokens.
+AttendParams unlike_extents() {
+  AttendParams params = paged(16, kTable);
+  for (TokenLayout* layout : {&params.q_layout, &params.out_layout}) {
+    layout->ragged = false;
+    layout->num_batch_rows = 2;
+    layout->num_token_rows = layout == &params.q_layout ? 3 : 5;
+    layout->token_stride = 32 * kDim;
+    layout->batch_stride = layout->num_token_rows * 32 * kDim;
+  }
+  return params;
+}
+
+// Row 3 of q would be sequence 1's first token, row 3 of out sequence 0's fourth.
+TEST(FusedSizes, RowsOfUnlikeExtentsAreNoBatchRows) {
+  const CallShape shape = call_shape(unlike_extents(), {2, 6, 3, 257}, kMaxTokensAsRows);
+  EXPECT_EQ(shape.rows, BatchRows::Sequences);
+  EXPECT_EQ(shape.key.q_len, 3);
+  AttendParams swapped = unlike_extents();
+  std::swap(swapped.q_layout, swapped.out_layout);
+  EXPECT_EQ(call_shape(swapped, {2, 6, 3, 257}, 8).key.q_len, 3);
+}
+
+// Of a step that is replayed with sequences in other pages.
+Maxima in_any_page(std::int32_t num_seqs, std::int32_t num_tokens, std::int32_t q_len) {
+  Maxima maxima{num_seqs, num_tokens, q_len, 1024};
+  maxima.one_page_each = true;
+  return maxima;
+}
+
+TEST(FusedSizes, PagesOfOneSequenceEachAreBatchRows) {
+  AttendParams params = paged(2048, kTable);
+  params.kv.num_pages = 8;
+  const CallShape shape = call_shape(params, in_any_page(2, 600, 300), kMaxTokensAsRows);
+  EXPECT_EQ(shape.rows, BatchRows::Pages);
+  EXPECT_FALSE(shape.key.paged);
+  EXPECT_TRUE(shape.key.padded);
+  EXPECT_TRUE(shape.key.ragged);
+  EXPECT_EQ(shape.key.num_seqs, 8);
+  EXPECT_EQ(shape.first_page, 0);
+}
+
+TEST(FusedSizes, PaddedFormatsGoByOffsetsWherePagesAreBatchRows) {
+  AttendParams params = paged(2048, kTable);
+  params.kv.num_pages = 2;
+  params.q_layout.ragged = params.out_layout.ragged = false;
+  params.q_layout.num_batch_rows = params.out_layout.num_batch_rows = 2;
+  params.q_layout.num_token_rows = params.out_layout.num_token_rows = 300;
+  params.q_layout.batch_stride = params.out_layout.batch_stride = kDim * 32 * 300;
+  const CallShape shape = call_shape(params, in_any_page(2, 600, 300), kMaxTokensAsRows);
+  EXPECT_EQ(shape.rows, BatchRows::Pages);
+  EXPECT_TRUE(shape.key.ragged);
+  EXPECT_TRUE(shape.stats.packed);
+  EXPECT_GE(shape.key.q_len, 300);
+}
+
+TEST(FusedSizes, ManyPagesWithoutASequenceGoByTheTable) {
+  AttendParams params = paged(2048, kTable);
+  params.kv.num_pages = 9;
+  const CallShape shape = call_shape(params, in_any_page(2, 600, 300), kMaxTokensAsRows);
+  EXPECT_EQ(shape.rows, BatchRows::Sequences);
+  EXPECT_TRUE(shape.key.paged);
+}
+
+TEST(FusedSizes, ASingleTokenOverASinglePageNeedsNoTable) {
+  AttendParams params = paged(2048, kTable);
+  params.kv.num_pages = 1;
+  const CallShape shape = call_shape(params, in_any_page(1, 1, 1), kMaxTokensAsRows);
+  EXPECT_EQ(shape.rows, BatchRows::Tokens);
+  EXPECT_FALSE(shape.key.paged);
+  EXPECT_TRUE(call_shape(params, in_any_page(1, 2, 2), kMaxTokensAsRows).key.paged);
+  params.kv.num_pages = 2;
+  EXPECT_TRUE(call_shape(params, in_any_page(1, 1, 1), kMaxTokensAsRows).key.paged);
 }
 
 TEST(FusedSizes, WindowsBeyondEveryKeyAreNone) {

@@ -151,5 +151,13 @@ TEST(FusedSupport, KnowsWhereCudnnIsSlow) {
   EXPECT_FALSE(is_slow(4, 512));
 }
 
+TEST(FusedSupport, TrustsCudnnWithEmptyRowsWhereThatWasSeen) {
+  EXPECT_TRUE(clears_empty_rows(91400, 90));
+  EXPECT_TRUE(clears_empty_rows(91900, 90));
+  EXPECT_FALSE(clears_empty_rows(92000, 90));
+  EXPECT_FALSE(clears_empty_rows(91900, 80));
+  EXPECT_FALSE(clears_empty_rows(0, 90));
+}
+
 }  // namespace
 }  // namespace octavo::kernels::fused

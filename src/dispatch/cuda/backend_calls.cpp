@@ -8,17 +8,13 @@
 #include "dispatch/features.h"
 
 namespace octavo::dispatch {
-namespace {
 
-std::int32_t longest_of(const kernels::StepLengths& lengths) {
-  if (lengths.bounded) return lengths.maxima.max_kv_len;
-  std::int32_t longest = 0;
-  for (std::int32_t b = 0; b < lengths.batch.num_seqs; ++b)
-    longest = std::max(longest, lengths.batch.kv_lens[b]);
-  return longest;
+std::size_t least_unfused_bytes(const kernels::AttendParams& params,
+                                const kernels::StepLengths& lengths) {
+  return kernels::cuda::least_unfused_bytes(params.num_q_heads / params.num_kv_heads,
+                                            params.head_dim, params.head_dim_v,
+                                            kernels::maxima_of(lengths).max_kv_len);
 }
-
-}  // namespace
 
 BackendCalls::BackendCalls(Device device)
     : flash2_(device,
@@ -30,9 +26,7 @@ std::size_t BackendCalls::least_bytes(Backend backend, const kernels::AttendPara
   if (backend == Backend::Fused) return fused_.bytes(params, lengths);
   if (backend == Backend::Flash2) return flash2_.workspace_bytes(params, lengths);
   OCTAVO_CHECK(backend == Backend::Unfused);
-  return kernels::cuda::least_unfused_bytes(params.num_q_heads / params.num_kv_heads,
-                                            params.head_dim, params.head_dim_v,
-                                            longest_of(lengths));
+  return least_unfused_bytes(params, lengths);
 }
 
 std::size_t BackendCalls::good_bytes(Backend backend, const kernels::AttendParams& params,
@@ -41,18 +35,6 @@ std::size_t BackendCalls::good_bytes(Backend backend, const kernels::AttendParam
   if (backend != Backend::Unfused) return least;
   return std::max(least,
                   std::min(kernels::cuda::whole_unfused_bytes(params, lengths), kGoodWorkspace));
-}
-
-void BackendCalls::check(Backend backend, const kernels::AttendParams& params,
-                         const kernels::StepLengths& lengths, std::size_t workspace_bytes) {
-  const std::size_t least = least_bytes(backend, params, lengths);
-  if (workspace_bytes >= least) return;
-  base::throw_mismatch(
-      "workspace_bytes",
-      backend != Backend::Unfused
-          ? fmt::format("at least {} by {}", least, to_string(backend))
-          : fmt::format("at least {} for {} tokens by unfused", least, longest_of(lengths)),
-      workspace_bytes);
 }
 
 void BackendCalls::attend(Backend backend, const kernels::AttendParams& params,

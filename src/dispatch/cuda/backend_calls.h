@@ -14,6 +14,10 @@
 
 namespace octavo::dispatch {
 
+/// The fewest bytes of workspace with which unfused runs the call.
+std::size_t least_unfused_bytes(const kernels::AttendParams& params,
+                                const kernels::StepLengths& lengths);
+
 class BackendCalls {
  public:
   /// Throws as block_smem_of_environment.
@@ -31,11 +35,7 @@ class BackendCalls {
   std::size_t good_bytes(Backend backend, const kernels::AttendParams& params,
                          const kernels::StepLengths& lengths);
 
-  /// Throws InvalidArgument when `workspace_bytes` are fewer than the least.
-  void check(Backend backend, const kernels::AttendParams& params,
-             const kernels::StepLengths& lengths, std::size_t workspace_bytes);
-
-  /// After check, with the same arguments.
+  /// After least_bytes, with the same arguments, and with no less workspace.
   void attend(Backend backend, const kernels::AttendParams& params,
               const kernels::StepLengths& lengths, void* workspace, std::size_t workspace_bytes,
               Stream stream);

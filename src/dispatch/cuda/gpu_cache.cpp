@@ -55,9 +55,9 @@ class CudaCache final : public GpuCache {
     device::sync_if_asked(stream, "append");
   }
 
-  void check_attend(Backend backend, const kernels::AttendParams& params,
-                    const kernels::StepLengths& lengths) override {
-    backends_.check(backend, params, lengths, workspace_bytes_);
+  Room room(Backend backend, const kernels::AttendParams& params,
+            const kernels::StepLengths& lengths) override {
+    return {backends_.least_bytes(backend, params, lengths), workspace_bytes_};
   }
 
   void attend(Backend backend, const kernels::AttendParams& params,
@@ -82,6 +82,13 @@ std::unique_ptr<GpuCache> make_gpu_cache(const CacheConfig& config,
                                          std::int32_t max_pages_per_seq) {
   const device::DeviceGuard guard(config.device);
   return std::make_unique<CudaCache>(config, max_pages_per_seq);
+}
+
+std::size_t least_call_bytes(Backend backend, const kernels::AttendParams& params,
+                             const kernels::StepLengths& lengths, Device device) {
+  if (backend == Backend::Unfused) return least_unfused_bytes(params, lengths);
+  OCTAVO_CHECK(backend == Backend::Flash2);
+  return kernels::flash2::workspace_bytes_on(device, params, lengths);
 }
 
 std::size_t least_gpu_workspace(const CacheConfig& config) {

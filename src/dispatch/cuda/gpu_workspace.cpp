@@ -154,8 +154,8 @@ class CudaWorkspace final : public GpuWorkspace {
     device::sync_if_asked(stream, "append");
   }
 
-  void check_attend(Backend backend, const kernels::AttendParams& params) override {
-    backends_.check(backend, params, lengths(), num_bytes_ - scratch_offset_);
+  Room room(Backend backend, const kernels::AttendParams& params) override {
+    return {backends_.least_bytes(backend, params, lengths()), num_bytes_ - scratch_offset_};
   }
 
   void attend(Backend backend, const kernels::AttendParams& params, Stream stream) override {

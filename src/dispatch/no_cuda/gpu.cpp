@@ -18,6 +18,12 @@ std::unique_ptr<GpuWorkspace> make_gpu_workspace(Device device) {
   return nullptr;
 }
 
+std::size_t least_call_bytes(Backend /*backend*/, const kernels::AttendParams& /*params*/,
+                             const kernels::StepLengths& /*lengths*/, Device device) {
+  device::require_gpu(device, "device");
+  return 0;
+}
+
 std::size_t default_gpu_workspace(const CacheConfig& /*config*/) { return 0; }
 std::size_t least_gpu_workspace(const CacheConfig& /*config*/) { return 0; }
 

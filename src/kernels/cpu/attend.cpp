@@ -269,8 +269,8 @@ int resolve_threads(int num_threads) {
 }
 
 std::size_t attend_workspace_bytes(const AttendParams& params, const SplitSchedule& schedule,
-                                   int num_threads) {
-  const Attend attention(params, schedule, nullptr);  // the most
+                                   int num_threads, const float* turns) {
+  const Attend attention(params, schedule, turns);
   return attention.shared_bytes() +
          static_cast<std::size_t>(num_threads) * attention.thread_bytes();
 }

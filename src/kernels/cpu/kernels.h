@@ -39,9 +39,9 @@ std::size_t unfused_workspace_bytes(const AttendParams& params, int num_threads)
 void attend(const AttendParams& params, const SplitSchedule& schedule, void* workspace,
             const float* turns = nullptr);
 
-/// Bytes that attend needs with `num_threads` threads (as resolve_threads gives them).
+/// Bytes that attend needs with `num_threads` threads (as resolve_threads gives them) and `turns`.
 std::size_t attend_workspace_bytes(const AttendParams& params, const SplitSchedule& schedule,
-                                   int num_threads);
+                                   int num_threads, const float* turns = nullptr);
 
 /// One tensor [num_tokens, num_heads, dim] by strides.
 struct MergeTensor {

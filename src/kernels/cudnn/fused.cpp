@@ -13,6 +13,7 @@
 #include "kernels/cudnn/library.h"
 #include "kernels/cudnn/sizes.h"
 #include "kernels/cudnn/step_arrays.h"
+#include "kernels/cudnn/support.h"
 
 namespace octavo::kernels::fused {
 namespace {
@@ -44,6 +45,7 @@ struct Prepared {
   std::int64_t slots = 0;
   std::int64_t k_page_stride = 0, v_page_stride = 0;
   std::int64_t q_stride = 0, out_stride = 0;
+  std::int64_t q_batch_stride = 0, out_batch_stride = 0;
   std::int64_t num_q_heads = 0;
   bool causal = false;  ///< The mask counts where tokens are rows.
   std::int64_t window_right = -1;
@@ -65,6 +67,8 @@ Prepared prepared_for(const AttendParams& params, const CallShape& shape, const 
           .v_page_stride = key.v_page_stride,
           .q_stride = key.ragged ? key.q_token_stride : 0,
           .out_stride = key.ragged ? key.out_token_stride : 0,
+          .q_batch_stride = params.q_layout.ragged ? 0 : params.q_layout.batch_stride,
+          .out_batch_stride = params.out_layout.ragged ? 0 : params.out_layout.batch_stride,
           .num_q_heads = key.num_q_heads,
           .causal = tokens && params.causal,
           .window_right = tokens ? params.window_right : -1};
@@ -95,12 +99,18 @@ StepArrays step_arrays(const CallShape& shape, const WorkspaceLayout& layout, vo
   return arrays;
 }
 
-/// Whether finish_step would have nothing to do.
-bool nothing_padded(const AttendParams& params, const Maxima& maxima) {
+/// Whether finish_step would have nothing to do. `clears`: cuDNN's decode path gives rows without
+/// keys 0.
+bool is_finished(const AttendParams& params, const Maxima& maxima, const CallShape& shape,
+                 bool clears) {
+  if (params.lse != nullptr) return false;
   const TokenLayout& out = params.out_layout;
   const std::int64_t rows =
       out.ragged ? out.num_token_rows : out.num_batch_rows * out.num_token_rows;
-  return maxima.exact && params.lse == nullptr && rows == params.batch.num_tokens;
+  if (maxima.exact && rows == params.batch.num_tokens) return true;
+  // A row's keys end at its own position, so that a window leaves it one at least.
+  return clears && shape.rows == BatchRows::Tokens && shape.key.padded &&
+         rows == shape.key.num_seqs;
 }
 
 }  // namespace
@@ -108,9 +118,17 @@ bool nothing_padded(const AttendParams& params, const Maxima& maxima) {
 struct FusedAttention::Impl {
   Handle handle;
   std::int32_t arch = 0;
+  bool clears_empty_rows = false;
   FusedOptions options;
   std::list<BuiltGraph> graphs;  ///< The last used in front.
   Prepared prepared;
+
+  [[nodiscard]] CallShape shape_of(const AttendParams& params, Maxima maxima) const {
+    // Pages in any order want q by ragged offsets, which thd's callers have asked about.
+    constexpr std::int32_t kRaggedArch = 90;
+    if (!params.q_layout.ragged && arch < kRaggedArch) maxima.one_page_each = false;
+    return call_shape(params, maxima, options.max_tokens_as_rows);
+  }
 
   /// Null when it isn't built.
   BuiltGraph* find(const GraphKey& key) {
@@ -143,6 +161,7 @@ bool is_captured(CUstream_st* stream) { return capture_of(stream) != 0; }
 FusedAttention::FusedAttention(std::int32_t arch, const FusedOptions& options)
     : impl_(std::make_unique<Impl>()) {
   impl_->arch = arch;
+  impl_->clears_empty_rows = clears_empty_rows(library().version, arch);
   impl_->options = options;
 }
 
@@ -154,7 +173,7 @@ std::size_t FusedAttention::num_graphs() const { return impl_->graphs.size(); }
 
 std::size_t FusedAttention::workspace_bytes(const AttendParams& params, const Maxima& maxima) {
   if (maxima.num_seqs == 0 || maxima.num_tokens == 0) return 0;
-  const GraphKey key = call_shape(params, maxima, impl_->options.max_tokens_as_rows).key;
+  const GraphKey key = impl_->shape_of(params, maxima).key;
   return workspace_layout(key, maxima.num_tokens, impl_->get(key).graph.workspace_bytes())
       .num_bytes;
 }
@@ -166,7 +185,7 @@ void FusedAttention::attend(const AttendParams& params, const Maxima& maxima,
     finish_step(params, nullptr, {}, stream);
     return;
   }
-  const CallShape shape = call_shape(params, maxima, impl_->options.max_tokens_as_rows);
+  const CallShape shape = impl_->shape_of(params, maxima);
   const GraphKey& key = shape.key;
   BuiltGraph* built = impl_->find(key);
   const unsigned long long capture = capture_of(stream);
@@ -190,7 +209,7 @@ void FusedAttention::attend(const AttendParams& params, const Maxima& maxima,
     impl_->prepared = wanted;
   }
   // cuDNN's decode path does not look behind the end, nor does it where the tensors end there.
-  if (options.clear_tails && key.padded && shape.rows == BatchRows::Sequences)
+  if (options.clear_tails && key.padded && shape.rows != BatchRows::Tokens)
     clear_tails(params, key.paged ? kTailTile : kContiguousTailTile, stream);
   auto* stats = key.stats ? at<float>(workspace, layout.stats) : nullptr;
   const auto first_row = [&](const PagedTensor& tensor) {
@@ -210,7 +229,8 @@ void FusedAttention::attend(const AttendParams& params, const Maxima& maxima,
                                .k_table = arrays.k_table,
                                .v_table = arrays.v_table};
   built->graph.run(impl_->handle, pointers, at<std::byte>(workspace, layout.cudnn), stream);
-  if (!nothing_padded(params, maxima)) finish_step(params, stats, shape.stats, stream);
+  if (!is_finished(params, maxima, shape, impl_->clears_empty_rows))
+    finish_step(params, stats, shape.stats, stream);
 }
 
 }  // namespace octavo::kernels::fused

@@ -52,6 +52,9 @@ struct Maxima {
   /// the table. Saves cuDNN the table where sequences are batch rows.
   /// Not for a captured graph that is replayed with other pages.
   std::int32_t first_page = -1;
+  /// K and V of each sequence lie in one page, which no other sequence has, also where the call is
+  /// replayed with other pages. Saves cuDNN the table too: every page is a batch row then.
+  bool one_page_each = false;
 };
 
 struct CallOptions {

@@ -69,6 +69,16 @@ std::int64_t row_stride(const TokenLayout& layout) {
 
 namespace {
 
+// Whether row r of both is the same token's.
+bool same_rows(const TokenLayout& q, const TokenLayout& out) {
+  if (q.ragged) return true;
+  const bool same_order =
+      q.num_batch_rows == 1 || q.num_token_rows == 1 ||
+      (q.batch_stride >= q.token_stride) == (out.batch_stride >= out.token_stride);
+  return same_order && q.num_batch_rows == out.num_batch_rows &&
+         q.num_token_rows == out.num_token_rows;
+}
+
 bool tokens_as_rows(const AttendParams& params, const Maxima& maxima,
                     std::int32_t max_tokens_as_rows) {
   const TokenLayout& q = params.q_layout;
@@ -76,7 +86,16 @@ bool tokens_as_rows(const AttendParams& params, const Maxima& maxima,
   if (q_len > max_tokens_as_rows) return false;
   // A row's keys end where its mask ends; a window's begin is counted from there.
   if (params.window_left >= 0 && !params.causal && q_len > 1) return false;
-  return row_stride(q) != 0 && row_stride(params.out_layout) != 0;
+  return row_stride(q) != 0 && row_stride(params.out_layout) != 0 &&
+         same_rows(q, params.out_layout);
+}
+
+// Rows without a sequence cost cuDNN little, but not nothing.
+constexpr std::int64_t kMostPagesOfSequence = 4;
+
+bool pages_as_rows(const AttendParams& params, const Maxima& maxima) {
+  return maxima.one_page_each && maxima.first_page < 0 && params.batch.page_table != nullptr &&
+         params.kv.num_pages <= kMostPagesOfSequence * maxima.num_seqs;
 }
 
 // The axes of q, out and batch.
@@ -98,24 +117,33 @@ void set_tokens(const AttendParams& params, const Maxima& maxima, CallShape& sha
     const bool batch_outermost = q.batch_stride >= q.token_stride;
     shape.stats = {.packed = q.ragged,
                    .seq = (batch_outermost ? q.num_token_rows : 1) * params.num_q_heads,
-                   .token = (batch_outermost ? 1 : q.num_batch_rows) * params.num_q_heads,
+                   .token = std::int64_t{batch_outermost ? 1 : q.num_batch_rows} * params.num_q_heads,
                    .head = 1};
     return;
   }
-  key.ragged = q.ragged;
-  key.num_seqs = q.ragged ? bucket(maxima.num_seqs) : q.num_batch_rows;
-  key.q_len = q.ragged ? q_bucket(maxima.q_len) : q.num_token_rows;
+  const bool pages = shape.rows == BatchRows::Pages;
+  key.ragged = q.ragged || pages;
+  key.num_seqs = pages      ? params.kv.num_pages
+                 : q.ragged ? bucket(maxima.num_seqs)
+                            : q.num_batch_rows;
+  // Rows that only one of the two has are padding, of which out's are for finish_step.
+  key.q_len = key.ragged ? q_bucket(maxima.q_len) : std::min(q.num_token_rows, out.num_token_rows);
   key.q_token_stride = q.token_stride;
   key.out_token_stride = out.token_stride;
-  key.q_batch_stride = q.ragged ? key.q_len * q.token_stride : q.batch_stride;
-  key.out_batch_stride = q.ragged ? key.q_len * out.token_stride : out.batch_stride;
+  key.q_batch_stride = key.ragged ? key.q_len * q.token_stride : q.batch_stride;
+  key.out_batch_stride = key.ragged ? key.q_len * out.token_stride : out.batch_stride;
   shape.stats = {
-      .packed = q.ragged, .seq = params.num_q_heads * key.q_len, .token = 1, .head = key.q_len};
+      .packed = key.ragged, .seq = params.num_q_heads * key.q_len, .token = 1, .head = key.q_len};
 }
 
 // Whether cuDNN's batch row r is row r of a contiguous cache, or r behind another one.
 bool rows_in_order(const AttendParams& params, const Maxima& maxima, const CallShape& shape) {
   const StepBatch& batch = params.batch;
+  if (shape.rows == BatchRows::Pages) return true;
+  if (batch.page_table != nullptr && maxima.one_page_each && params.kv.num_pages == 1 &&
+      shape.key.num_seqs == 1) {
+    return true;  // there is no other
+  }
   if (batch.page_table != nullptr) {
     // Tokens as rows would win 1 to 5 per cent, and have a graph for each batch size as it is.
     return maxima.first_page >= 0 && shape.rows == BatchRows::Sequences &&
@@ -171,7 +199,7 @@ void set_cache(const AttendParams& params, const Maxima& maxima, CallShape& shap
     key.k_page_stride = kv.k.page_stride / shape.cut.k_ratio;
     key.v_page_stride = kv.v.page_stride / shape.cut.v_ratio;
   } else {
-    if (params.batch.page_table != nullptr) shape.first_page = maxima.first_page;
+    if (params.batch.page_table != nullptr) shape.first_page = std::max(maxima.first_page, 0);
     key.kv_len = std::min<std::int64_t>(kv_len, kv.page_size);
     key.num_k_pages = key.num_v_pages = kv.num_pages;
     key.k_page_stride = kv.k.page_stride;
@@ -211,8 +239,9 @@ void set_uniform(const AttendParams& params, const Maxima& maxima, CallShape& sh
 CallShape call_shape(const AttendParams& params, const Maxima& maxima,
                      std::int32_t max_tokens_as_rows) {
   CallShape shape;
-  shape.rows =
-      tokens_as_rows(params, maxima, max_tokens_as_rows) ? BatchRows::Tokens : BatchRows::Sequences;
+  shape.rows = tokens_as_rows(params, maxima, max_tokens_as_rows) ? BatchRows::Tokens
+               : pages_as_rows(params, maxima)                    ? BatchRows::Pages
+                                                                  : BatchRows::Sequences;
   GraphKey& key = shape.key;
   key.dtype = params.kv.dtype;
   key.stats = params.lse != nullptr;

@@ -27,6 +27,9 @@ __device__ std::int32_t row_of(const StepBatch& batch, std::int32_t b) {
 
 /// The batch row that holds packed token `token`.
 __device__ std::int32_t seq_of_token(const StepBatch& batch, std::int32_t token) {
+  // A decode step has a token a sequence.
+  const std::int32_t guess = min(token, batch.num_seqs - 1);
+  if (batch.token_offsets[guess] <= token && token < batch.token_offsets[guess + 1]) return guess;
   std::int32_t low = 0;
   std::int32_t high = batch.num_seqs;  // token_offsets[low] <= token < token_offsets[high]
   while (high - low > 1) {
@@ -78,11 +81,30 @@ __device__ KeyRange keys_of(const AttendParams& params, const TokenRow& row) {
                       kv_len - q_len + row.token, kv_len);
 }
 
+/// Where the tokens of batch row b begin, of which `token` is the first in packed order.
+__device__ std::int64_t offset_of(const TokenLayout& layout, std::int32_t b, std::int64_t token) {
+  return layout.ragged ? token * layout.token_stride : b * layout.batch_stride;
+}
+
 __device__ void write_offsets(const AttendParams& params, const StepArrays& arrays, std::int32_t at,
-                              std::int64_t token) {
-  arrays.q_offsets[at] = token * params.q_layout.token_stride;
-  arrays.out_offsets[at] = token * params.out_layout.token_stride;
+                              std::int32_t b, std::int64_t token) {
+  arrays.q_offsets[at] = offset_of(params.q_layout, b, token);
+  arrays.out_offsets[at] = offset_of(params.out_layout, b, token);
   if (arrays.stats_offsets != nullptr) arrays.stats_offsets[at] = token * params.num_q_heads;
+}
+
+/// The batch row with new tokens whose keys lie in `page`, or num_seqs; found by the whole block.
+__device__ std::int32_t seq_in_page(const StepBatch& batch, std::int32_t page) {
+  __shared__ std::int32_t found;
+  __syncthreads();  // the last one's has been read
+  if (threadIdx.x == 0) found = batch.num_seqs;
+  __syncthreads();
+  for (auto b = static_cast<std::int32_t>(threadIdx.x); b < batch.num_seqs; b += kThreads) {
+    const bool has_tokens = batch.token_offsets[b + 1] > batch.token_offsets[b];
+    if (has_tokens && batch.kv_lens[b] > 0 && page_of(batch, b, 0) == page) found = b;
+  }
+  __syncthreads();
+  return found;
 }
 
 /// One row of blocks for each of cuDNN's batch rows; the table's entries are spread over x.
@@ -90,7 +112,7 @@ __global__ void prepare_step_kernel(AttendParams params, PageCut cut, StepArrays
   const StepBatch& batch = params.batch;
   for (auto r = static_cast<std::int32_t>(blockIdx.y); r < arrays.num_rows;
        r += static_cast<std::int32_t>(gridDim.y)) {
-    std::int32_t b = r;
+    std::int32_t b = arrays.kind == BatchRows::Pages ? seq_in_page(batch, r) : r;
     std::int32_t q_len = 0;
     std::int32_t kv_len = 0;
     std::int32_t first_token = batch.token_offsets[batch.num_seqs];
@@ -111,9 +133,10 @@ __global__ void prepare_step_kernel(AttendParams params, PageCut cut, StepArrays
       arrays.q_lens[r] = q_len;
       arrays.kv_lens[r] = kv_len;
       if (arrays.q_offsets != nullptr) {
-        write_offsets(params, arrays, r, first_token);
-        if (r == arrays.num_rows - 1)
-          write_offsets(params, arrays, r + 1, batch.token_offsets[batch.num_seqs]);
+        write_offsets(params, arrays, r, min(b, batch.num_seqs), first_token);
+        if (r == arrays.num_rows - 1) {
+          write_offsets(params, arrays, r + 1, batch.num_seqs, batch.token_offsets[batch.num_seqs]);
+        }
       }
     }
     if (arrays.k_table == nullptr) continue;

@@ -16,6 +16,7 @@ namespace octavo::kernels::fused {
 enum class BatchRows : std::uint8_t {
   Sequences,  ///< One a sequence.
   Tokens,     ///< One a row of q, with the keys that this token sees: cuDNN's decode path.
+  Pages,      ///< One a page of the cache, with the sequence that lies there or none.
 };
 
 /// What prepare_step writes. Rows behind the step's have length 0.

@@ -152,6 +152,13 @@ bool supported(const SupportQuery& query) {
                      [&](const Rule& rule) { return !rule.needed(query) || rule.ok(query); });
 }
 
+bool clears_empty_rows(std::int32_t version, std::int32_t sm) {
+  constexpr std::array kSeenVersions = {914, 919};  // 9.14, 9.19: all their patches
+  constexpr std::int32_t kSeenSm = 90;
+  return sm == kSeenSm && std::find(kSeenVersions.begin(), kSeenVersions.end(), version / 100) !=
+                              kSeenVersions.end();
+}
+
 bool is_compiled() {
 #if defined(OCTAVO_HAVE_CUDNN)
   return true;

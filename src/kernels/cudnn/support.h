@@ -52,6 +52,10 @@ struct SupportRow {
 std::vector<SupportRow> support_rows(const SupportQuery& query);
 bool supported(const SupportQuery& query);
 
+/// Whether cuDNN's decode path gives rows without keys 0, so that nobody has to do it after it.
+/// Says what was seen of a version on an architecture.
+bool clears_empty_rows(std::int32_t version, std::int32_t sm);
+
 /// Whether the build has the frontend's headers, and, if not, why: "cudnn-frontend headers not
 /// found".
 bool is_compiled();

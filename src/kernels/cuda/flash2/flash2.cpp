@@ -21,18 +21,6 @@ static_assert(std::is_trivially_copyable_v<Work> &&
 
 constexpr std::size_t kAlignment = 256;
 
-StepMaxima maxima_of(const StepLengths& lengths) {
-  if (lengths.bounded) return lengths.maxima;
-  const StepBatch& batch = lengths.batch;
-  StepMaxima maxima{.num_seqs = batch.num_seqs, .num_tokens = batch.num_tokens};
-  for (std::int32_t b = 0; b < batch.num_seqs; ++b) {
-    maxima.max_new_tokens =
-        std::max(maxima.max_new_tokens, batch.token_offsets[b + 1] - batch.token_offsets[b]);
-    maxima.max_kv_len = std::max(maxima.max_kv_len, batch.kv_lens[b]);
-  }
-  return maxima;
-}
-
 /// Rows of the tiles that a call's instance must do for. In batch-invariant mode that must not
 /// depend on who else is in the batch.
 std::int64_t rows_wanted(const AttendParams& p, const StepMaxima& maxima) {
@@ -200,6 +188,12 @@ void Flash2::attend(const AttendParams& params, const StepLengths& lengths, void
   cuda::fill_frequencies(params.rope, frequencies.values);
   check(kernel_of(call.instance)(work, {frequencies.values}, stream), "attend");
   if (bounds.num_partial_rows > 0) check(combine_partials(work, stream), "combine_partials");
+}
+
+std::size_t workspace_bytes_on(Device device, const AttendParams& params,
+                               const StepLengths& lengths) {
+  const device::Gpu& gpu = device::require_gpu(device, "device");
+  return Call(params, lengths, gpu.num_multiprocessors, gpu.block_smem_bytes).end;
 }
 
 }  // namespace octavo::kernels::flash2

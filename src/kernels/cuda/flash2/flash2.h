@@ -44,4 +44,8 @@ class Flash2 {
   device::GpuBuffer arrived_;  ///< 0 between calls.
 };
 
+/// The same without one.
+std::size_t workspace_bytes_on(Device device, const AttendParams& params,
+                               const StepLengths& lengths);
+
 }  // namespace octavo::kernels::flash2

@@ -2,6 +2,7 @@
 // Plan. One launch, bound by the latency of three dependent loads (length and row, page-table
 // entries, the writes). Some threads look at a sequence's pages, enough for its table row; every
 // block looks at all offsets for itself, so that none waits for another.
+#include "kernels/cuda/common/elements.cuh"
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/common/step.cuh"
 #include "kernels/cuda/plan/plan.h"
@@ -19,6 +20,34 @@ __device__ void check_offsets(const CallersStep& step, int& first) {
   for (int b = static_cast<int>(threadIdx.x); b < step.batch.num_seqs; b += kThreads) {
     if (offset_fault(step, b, offsets[b], offsets[b + 1]).kind != Fault::None) atomicMin(&first, b);
   }
+}
+
+/// The first of a row's entries that names no page, among those that this thread looks at; rows may
+/// begin anywhere, so their middle alone is read in vectors.
+__device__ int first_bad_entry(const CallersStep& step, const std::int32_t* pages,
+                               std::int32_t num_pages, int lane, int threads) {
+  constexpr int kVector = kVectorBytes / static_cast<int>(sizeof(std::int32_t));
+  const auto skew = static_cast<int>(reinterpret_cast<std::uintptr_t>(pages) % kVectorBytes /
+                                     sizeof(std::int32_t));
+  const std::int32_t head = min((kVector - skew) % kVector, num_pages);
+  const std::int32_t vectors = (num_pages - head) / kVector;
+  int first = kNone;
+  const auto look = [&](std::int32_t entry, std::int32_t page) {
+    if (!is_page(step, page)) first = min(first, entry);
+  };
+#pragma unroll 4
+  for (std::int32_t i = lane; i < vectors; i += threads) {
+    const int4 read = reinterpret_cast<const int4*>(pages + head)[i];
+    const std::int32_t entry = head + i * kVector;
+    look(entry, read.x);
+    look(entry + 1, read.y);
+    look(entry + 2, read.z);
+    look(entry + 3, read.w);
+  }
+  const std::int32_t tail = head + vectors * kVector + lane;
+  if (lane < head) look(lane, pages[lane]);
+  if (tail < num_pages) look(tail, pages[tail]);
+  return first;
 }
 
 struct PlannedSequence {
@@ -69,11 +98,7 @@ __global__ void __launch_bounds__(kThreads)
   if (step.batch.page_table != nullptr && fault.kind == Fault::None && kv_len > 0) {
     pages = step.batch.page_table + std::int64_t{row} * step.batch.page_table_stride;
     const std::int32_t num_pages = (kv_len - 1) / step.page_size + 1;
-    int first = kNone;
-#pragma unroll 8
-    for (std::int32_t i = lane; i < num_pages; i += threads_per_seq) {
-      if (!is_page(step, pages[i])) first = min(first, i);
-    }
+    const int first = first_bad_entry(step, pages, num_pages, lane, threads_per_seq);
     if (first != kNone) atomicMin(&first_bad_page[in_block], first);
   }
   __syncthreads();

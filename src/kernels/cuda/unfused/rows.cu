@@ -7,93 +7,20 @@
 #include <cmath>
 
 #include "kernels/cuda/common/elements.cuh"
-#include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/common/pad.cuh"
-#include "kernels/cuda/common/rope.cuh"
-#include "kernels/cuda/common/step.cuh"
+#include "kernels/cuda/unfused/rows.cuh"
 
 namespace octavo::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kLanes = static_cast<int>(kWarp);
-constexpr int kPerLoad = 4;  // scores of one 16-byte load
-constexpr int kLoads = 4;    // that a thread keeps in registers
-constexpr int kMostThreads = 1024;
-
-/// A row of the chunk: token `first_token + t` of batch row `first_seq + n`, query head `head`.
-struct Row {
-  std::int32_t b;
-  std::int32_t i;
-  std::int32_t head;
-  bool is_token;  // the batch row has such a token
-};
-__device__ Row row_at(const UnfusedRows& p, std::int64_t row) {
-  const std::int64_t per_product = std::int64_t{p.chunk.num_tokens} * p.group;
-  const std::int64_t product = row / per_product;
-  const auto in_product = static_cast<std::uint32_t>(row - product * per_product);
-  const std::uint32_t t = in_product / static_cast<std::uint32_t>(p.group);
-  const std::uint32_t g = in_product % static_cast<std::uint32_t>(p.group);
-  Row result;
-  result.b = p.chunk.first_seq + static_cast<std::int32_t>(product / p.chunk.num_heads);
-  result.i = p.chunk.first_token + static_cast<std::int32_t>(t);
-  const std::int64_t kv_head = p.chunk.first_head + product % p.chunk.num_heads;
-  result.head = static_cast<std::int32_t>(kv_head * p.group + g);
-  result.is_token = result.i < new_tokens(p.attend.batch, result.b);
-  return result;
-}
-__device__ std::int64_t position_of(const StepBatch& batch, const Row& row) {
-  return std::int64_t{batch.kv_lens[row.b]} - new_tokens(batch, row.b) + row.i;
-}
-std::int64_t num_rows(const UnfusedRows& p) {
-  return std::int64_t{p.chunk.num_seqs} * p.chunk.num_heads * p.chunk.num_tokens * p.group;
-}
-
-struct Frequencies {
-  double values[kMaxRotaryPairs];
-};
-
-/// A token a block.
-__global__ void __launch_bounds__(kThreads)
-    gather_queries_kernel(const __grid_constant__ UnfusedRows p,
-                          const __grid_constant__ Frequencies frequencies) {
-  extern __shared__ Turn turns_smem[];  // [pairs]
-  const AttendParams& a = p.attend;
-  const auto t = static_cast<std::int32_t>(blockIdx.x % p.chunk.num_tokens);
-  const auto n = static_cast<std::int32_t>(blockIdx.x / p.chunk.num_tokens);
-  const std::int32_t b = p.chunk.first_seq + n;
-  const std::int32_t i = p.chunk.first_token + t;
-  const bool is_token = i < new_tokens(a.batch, b);
-  if (a.rope.rotary_dim > 0 && is_token) {
-    const std::int64_t planned = std::int64_t{a.batch.kv_lens[b]} - new_tokens(a.batch, b) + i;
-    const std::int64_t position =
-        a.rope.positions != nullptr ? a.rope.positions[a.batch.token_offsets[b] + i] : planned;
-    for (int pair = static_cast<int>(threadIdx.x); pair < a.rope.rotary_dim / 2; pair += kThreads) {
-      turns_smem[pair] = turn_at(a.rope, frequencies.values, position, pair);
-    }
-    __syncthreads();
-  }
-  const std::int64_t from = is_token ? token_offset(a.q_layout, a.batch, b, i) : 0;
-  const std::int32_t heads = p.chunk.num_heads * p.group;
-  const auto lane = static_cast<std::int32_t>(threadIdx.x % kWarp);
-  for (auto h = static_cast<std::int32_t>(threadIdx.x / kWarp); h < heads; h += kThreads / kLanes) {
-    const std::int64_t head = from + (p.chunk.first_head * p.group + h) * a.q_layout.head_stride;
-    const std::int64_t product = std::int64_t{n} * p.chunk.num_heads + h / p.group;
-    const std::int64_t row = (product * p.chunk.num_tokens + t) * p.group + h % p.group;
-    for (std::int32_t d = lane; d < p.padded_dim; d += kLanes) {
-      float value = 0.0F;
-      if (is_token && d < a.head_dim) {
-        value = load_element(a.q, a.q_dtype, head + d * a.q_layout.dim_stride);
-        if (d < a.rope.rotary_dim) {
-          const float other =
-              load_element(a.q, a.q_dtype, head + partner_of(a.rope, d) * a.q_layout.dim_stride);
-          value = turned(turns_smem[pair_of(a.rope, d)], is_first(a.rope, d), value, other);
-        }
-      }
-      store_element(p.q, p.dtype, row * p.padded_dim + d, value);
-    }
-  }
-}
+constexpr int kPerLoad = 4;                    // scores of one 16-byte load
+constexpr int kLoads = 8;                      // that a thread keeps in registers
+constexpr int kLoadKeys = kPerLoad * kLanes;   // of a warp's load
+constexpr int kWarpKeys = kLoads * kLoadKeys;  // that a warp keeps
+constexpr int kMostThreads = 512;
+constexpr int kLeastBlocks = 2;  // of so many on a multiprocessor: 64 registers a thread
 
 /// What a row sees, and what is done to its scores, which the product has scaled.
 struct Logits {
@@ -139,32 +66,40 @@ __device__ float reduce_warp(float value, Combine combine) {
   return value;
 }
 
-/// Over a block of at most 32 warps; every thread gets the result.
-template <typename Combine>
-__device__ float reduce_block(float value, float* smem, Combine combine) {
-  value = reduce_warp(value, combine);
-  const unsigned warps = blockDim.x / kWarp;
-  if (warps == 1) return value;
-  if (threadIdx.x % kWarp == 0) smem[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  const unsigned lane = threadIdx.x % kWarp;
-  value = combine.kept(smem[lane < warps ? lane : 0], lane < warps);
-  value = reduce_warp(value, combine);
-  __syncthreads();
-  return value;
-}
-
 struct Larger {
   __device__ float operator()(float x, float y) const { return fmaxf(x, y); }
-  static __device__ float kept(float x, bool own) { return own ? x : -INFINITY; }
 };
 struct Plus {
   __device__ float operator()(float x, float y) const { return x + y; }
-  static __device__ float kept(float x, bool own) { return own ? x : 0.0F; }
 };
 
+/// The largest of some logits, and the sum of exp(logit - max).
+struct RowState {
+  float max;
+  float sum;
+
+  /// What weights by `max` are multiplied with to be by `other`; 0 where nothing is seen.
+  __device__ float factor_to(float other) const {
+    return max == -INFINITY ? 0.0F : expf(max - other);
+  }
+};
+
+/// The warps' states put together, over a block of at most 32 warps; every thread gets the result.
+__device__ RowState reduce_block(const RowState& of_warp, RowState* smem) {
+  const unsigned warps = blockDim.x / kWarp;
+  if (warps == 1) return of_warp;
+  const unsigned lane = threadIdx.x % kWarp;
+  if (lane == 0) smem[threadIdx.x / kWarp] = of_warp;
+  __syncthreads();
+  const RowState other = lane < warps ? smem[lane] : RowState{-INFINITY, 0.0F};
+  const float max = reduce_warp(other.max, Larger{});
+  return {max, reduce_warp(other.sum * other.factor_to(max), Plus{})};
+}
+
+enum class Unit { Vector, Element };
+
 template <typename T>
-__device__ void store_weights(T* to, const float* values) {
+__device__ void store_values(T* to, const float* values) {
   if constexpr (sizeof(T) == 4) {
     *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
   } else {
@@ -199,133 +134,180 @@ __device__ void finish_row(const UnfusedRows& p, std::int64_t row, const Row& at
       empty ? -INFINITY : max + logf(sum);
 }
 
-enum class Keep { Registers, Memory };
-
-/// A row a block.
-template <typename T, Keep kKeep>
-__global__ void __launch_bounds__(kMostThreads)
-    softmax_rows_kernel(const __grid_constant__ UnfusedRows p, std::int64_t num_rows) {
-  __shared__ float smem[kMostThreads / kLanes];
+/// What a block knows of its row.
+struct SoftRow {
+  Row at;
+  Logits logits;
+  const float* scores;
+};
+__device__ SoftRow soft_row(const UnfusedRows& p, std::int64_t row) {
   const AttendParams& a = p.attend;
+  SoftRow result;
+  result.at = row_at(p, blockIdx.y, blockIdx.x);
+  const std::int64_t position = position_of(a.batch, result.at);
+  result.logits = {0, 0, static_cast<std::int32_t>(position), a.softcap, 0.0F};
+  if (result.at.is_token) {
+    const KeyRange keys = visible_keys(a.causal, a.window_left, a.window_right, position,
+                                       a.batch.kv_lens[result.at.b]);
+    result.logits.begin = static_cast<std::int32_t>(keys.begin);
+    result.logits.end = static_cast<std::int32_t>(keys.end);
+  }
+  if (a.alibi_slopes != nullptr) result.logits.slope = a.alibi_slopes[result.at.head];
+  result.scores = p.scores + row * p.chunk.seen_keys;
+  return result;
+}
+
+/// Scores of keys `key` …; those that nobody sees are not read.
+__device__ void load_scores(const SoftRow& row, std::int32_t key, float* values) {
+  float4 read = {};
+  if (key + kPerLoad > row.logits.begin && key < row.logits.end) {
+    read = *reinterpret_cast<const float4*>(row.scores + key);
+  }
+  values[0] = read.x;
+  values[1] = read.y;
+  values[2] = read.z;
+  values[3] = read.w;
+}
+
+/// A row a block, which stays in registers from its one read to its one write: each warp takes
+/// exponentials by its own maximum, and the block meets once.
+template <typename T>
+__global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
+    softmax_rows_kernel(const __grid_constant__ UnfusedRows p) {
+  __shared__ RowState smem[kMostThreads / kLanes];
+  const auto seen = static_cast<std::int32_t>(p.chunk.seen_keys);
+  const auto first =
+      static_cast<std::int32_t>(threadIdx.x / kWarp * kWarpKeys + threadIdx.x % kWarp * kPerLoad);
+  const std::int64_t row_idx = std::int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  const SoftRow row = soft_row(p, row_idx);
+  float kept[kLoads][kPerLoad];
+#pragma unroll
+  for (int j = 0; j < kLoads; ++j) load_scores(row, first + j * kLoadKeys, kept[j]);
+  RowState own{-INFINITY, 0.0F};
+#pragma unroll
+  for (int j = 0; j < kLoads; ++j) {
+    row.logits.apply(first + j * kLoadKeys, kept[j]);
+#pragma unroll
+    for (int e = 0; e < kPerLoad; ++e) own.max = fmaxf(own.max, kept[j][e]);
+  }
+  own.max = reduce_warp(own.max, Larger{});
+  const float least = own.max == -INFINITY ? 0.0F : own.max;  // nothing seen: all weights 0
+#pragma unroll
+  for (int j = 0; j < kLoads; ++j) {
+#pragma unroll
+    for (int e = 0; e < kPerLoad; ++e) {
+      kept[j][e] = exp_of<T>(kept[j][e] - least);
+      own.sum += kept[j][e];
+    }
+  }
+  own.sum = reduce_warp(own.sum, Plus{});
+  const RowState whole = reduce_block(own, smem);
+  const float factor = own.factor_to(whole.max);
+  T* weights = static_cast<T*>(p.weights) + row_idx * seen;
+#pragma unroll
+  for (int j = 0; j < kLoads; ++j) {
+#pragma unroll
+    for (int e = 0; e < kPerLoad; ++e) kept[j][e] *= factor;
+    if (first + j * kLoadKeys < seen) store_values(weights + first + j * kLoadKeys, kept[j]);
+  }
+  if (threadIdx.x == 0) finish_row(p, row_idx, row.at, whole.max, whole.sum);
+}
+
+/// The same for rows that registers do not hold: read twice.
+template <typename T>
+__global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
+    softmax_long_rows_kernel(const __grid_constant__ UnfusedRows p) {
+  __shared__ RowState smem[kMostThreads / kLanes];
   const auto seen = static_cast<std::int32_t>(p.chunk.seen_keys);
   const auto stride = static_cast<std::int32_t>(blockDim.x) * kPerLoad;
   const auto first = static_cast<std::int32_t>(threadIdx.x) * kPerLoad;
-  for (std::int64_t row = blockIdx.x; row < num_rows; row += gridDim.x) {
-    const Row at = row_at(p, row);
-    const float* scores = p.scores + row * seen;
-    T* weights = static_cast<T*>(p.weights) + row * seen;
-    const std::int64_t position = position_of(a.batch, at);
-    Logits logits{0, 0, static_cast<std::int32_t>(position), a.softcap, 0.0F};
-    if (at.is_token) {
-      const KeyRange keys =
-          visible_keys(a.causal, a.window_left, a.window_right, position, a.batch.kv_lens[at.b]);
-      logits.begin = static_cast<std::int32_t>(keys.begin);
-      logits.end = static_cast<std::int32_t>(keys.end);
-    }
-    if (a.alibi_slopes != nullptr) logits.slope = a.alibi_slopes[at.head];
+  const std::int64_t row_idx = std::int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  const SoftRow row = soft_row(p, row_idx);
+  float values[kPerLoad];
+  RowState own{-INFINITY, 0.0F};
+  for (std::int32_t key = first; key < seen; key += stride) {
+    load_scores(row, key, values);
+    row.logits.apply(key, values);
+    const RowState before = own;
+#pragma unroll
+    for (int e = 0; e < kPerLoad; ++e) own.max = fmaxf(own.max, values[e]);
+    if (own.max == -INFINITY) continue;
+    own.sum *= before.factor_to(own.max);
+#pragma unroll
+    for (int e = 0; e < kPerLoad; ++e) own.sum += exp_of<T>(values[e] - own.max);
+  }
+  RowState of_warp{reduce_warp(own.max, Larger{}), 0.0F};
+  of_warp.sum = reduce_warp(own.sum * own.factor_to(of_warp.max), Plus{});
+  const RowState whole = reduce_block(of_warp, smem);
+  const float least = whole.max == -INFINITY ? 0.0F : whole.max;
+  T* weights = static_cast<T*>(p.weights) + row_idx * seen;
+  for (std::int32_t key = first; key < seen; key += stride) {
+    load_scores(row, key, values);
+    row.logits.apply(key, values);
+#pragma unroll
+    for (int e = 0; e < kPerLoad; ++e) values[e] = exp_of<T>(values[e] - least);
+    store_values(weights + key, values);
+  }
+  if (threadIdx.x == 0) finish_row(p, row_idx, row.at, whole.max, whole.sum);
+}
 
-    const auto load = [&](std::int32_t key, float* values) {
-      float4 read = {};
-      if (key + kPerLoad > logits.begin && key < logits.end) {
-        read = __ldcs(reinterpret_cast<const float4*>(scores + key));
-      }
-      values[0] = read.x;
-      values[1] = read.y;
-      values[2] = read.z;
-      values[3] = read.w;
-    };
-    float kept[kLoads][kPerLoad];
-    float max = -INFINITY;
-    if constexpr (kKeep == Keep::Registers) {
-#pragma unroll
-      for (int j = 0; j < kLoads; ++j) load(first + j * stride, kept[j]);
-#pragma unroll
-      for (int j = 0; j < kLoads; ++j) {
-        logits.apply(first + j * stride, kept[j]);
-        for (int e = 0; e < kPerLoad; ++e) max = fmaxf(max, kept[j][e]);
-      }
-    } else {
-      for (std::int32_t key = first; key < seen; key += stride) {
-        load(key, kept[0]);
-        logits.apply(key, kept[0]);
-        for (int e = 0; e < kPerLoad; ++e) max = fmaxf(max, kept[0][e]);
-      }
+/// A warp a row; in vectors of 4 where layouts allow.
+template <typename T, Unit kUnit>
+__global__ void __launch_bounds__(kThreads)
+    write_rows_kernel(const __grid_constant__ UnfusedRows p, std::int32_t rows_of_product) {
+  const AttendParams& a = p.attend;
+  const auto in_product =
+      static_cast<std::int32_t>(blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp);
+  if (in_product >= rows_of_product) return;
+  const Row at = row_at(p, blockIdx.y, static_cast<std::uint32_t>(in_product));
+  if (!at.is_token) return;
+  const std::int64_t row = std::int64_t{blockIdx.y} * rows_of_product + in_product;
+  const float factor = p.factors[row];
+  const std::int64_t to =
+      token_offset(a.out_layout, a.batch, at.b, at.i) + at.head * a.out_layout.head_stride;
+  const float* from = p.out + row * p.padded_dim_v;
+  const auto lane = static_cast<std::int32_t>(threadIdx.x % kWarp);
+  T* out = static_cast<T*>(a.out) + to;
+  if constexpr (kUnit == Unit::Vector) {
+    for (std::int32_t d = lane * kPerLoad; d < a.head_dim_v; d += kLanes * kPerLoad) {
+      float4 read = *reinterpret_cast<const float4*>(from + d);
+      const float values[kPerLoad] = {read.x * factor, read.y * factor, read.z * factor,
+                                      read.w * factor};
+      store_values(out + d, values);
     }
-    max = reduce_block(max, smem, Larger{});
-    const float least = max == -INFINITY ? 0.0F : max;  // a row that sees nothing: all weights 0
-    float sum = 0.0F;
-    const auto weigh = [&](std::int32_t key, const float* values) {
-      float result[kPerLoad];
-#pragma unroll
-      for (int e = 0; e < kPerLoad; ++e) {
-        result[e] = exp_of<T>(values[e] - least);
-        sum += result[e];
-      }
-      store_weights(weights + key, result);
-    };
-    if constexpr (kKeep == Keep::Registers) {
-#pragma unroll
-      for (int j = 0; j < kLoads; ++j) {
-        if (first + j * stride < seen) weigh(first + j * stride, kept[j]);
-      }
-    } else {
-      for (std::int32_t key = first; key < seen; key += stride) {
-        load(key, kept[0]);
-        logits.apply(key, kept[0]);
-        weigh(key, kept[0]);
-      }
-    }
-    sum = reduce_block(sum, smem, Plus{});
-    if (threadIdx.x == 0) finish_row(p, row, at, max, sum);
+  } else {
+    for (std::int32_t d = lane; d < a.head_dim_v; d += kLanes)
+      out[d * a.out_layout.dim_stride] = from_float<T>(from[d] * factor);
   }
 }
 
-/// A warp a row.
-__global__ void __launch_bounds__(kThreads)
-    write_rows_kernel(const __grid_constant__ UnfusedRows p, std::int64_t num_rows) {
-  const AttendParams& a = p.attend;
-  const std::int64_t step = std::int64_t{gridDim.x} * (kThreads / kLanes);
-  for (std::int64_t row = std::int64_t{blockIdx.x} * (kThreads / kLanes) + threadIdx.x / kWarp;
-       row < num_rows; row += step) {
-    const Row at = row_at(p, row);
-    if (!at.is_token) continue;
-    const float factor = p.factors[row];
-    const std::int64_t to =
-        token_offset(a.out_layout, a.batch, at.b, at.i) + at.head * a.out_layout.head_stride;
-    for (std::int32_t d = static_cast<std::int32_t>(threadIdx.x % kWarp); d < a.head_dim_v;
-         d += kLanes) {
-      store_element(a.out, a.out_dtype, to + d * a.out_layout.dim_stride,
-                    p.out[row * p.padded_dim_v + d] * factor);
-    }
+template <typename T>
+void launch_write(const UnfusedRows& rows, CUstream_st* stream) {
+  const AttendParams& a = rows.attend;
+  const TokenLayout& out = a.out_layout;
+  const dim3 grid = grid_of(rows, kThreads / kLanes);
+  const auto count = static_cast<std::int32_t>(rows_of_product(rows));
+  if (a.head_dim_v % kPerLoad == 0 && out.dim_stride == 1 &&
+      is_aligned(a.out, sizeof(T), out.batch_stride, out.token_stride, out.head_stride)) {
+    write_rows_kernel<T, Unit::Vector><<<grid, kThreads, 0, stream>>>(rows, count);
+  } else {
+    write_rows_kernel<T, Unit::Element><<<grid, kThreads, 0, stream>>>(rows, count);
   }
 }
 
 template <typename T>
 void launch_softmax(const UnfusedRows& rows, CUstream_st* stream) {
-  const std::int64_t wanted = (rows.chunk.seen_keys + kLoads * kPerLoad - 1) / (kLoads * kPerLoad);
-  const std::int64_t whole = (wanted + kLanes - 1) / kLanes * kLanes;
-  const std::int64_t count = num_rows(rows);
-  if (whole <= kMostThreads) {
-    softmax_rows_kernel<T, Keep::Registers>
-        <<<grid_for(count, 1), static_cast<unsigned>(whole), 0, stream>>>(rows, count);
+  const auto threads =
+      static_cast<unsigned>((rows.chunk.seen_keys + kWarpKeys - 1) / kWarpKeys * kLanes);
+  const dim3 grid = grid_of(rows, 1);
+  if (threads > kMostThreads) {
+    softmax_long_rows_kernel<T><<<grid, kMostThreads, 0, stream>>>(rows);
   } else {
-    softmax_rows_kernel<T, Keep::Memory>
-        <<<grid_for(count, 1), kMostThreads, 0, stream>>>(rows, count);
+    softmax_rows_kernel<T><<<grid, threads, 0, stream>>>(rows);
   }
 }
 
 }  // namespace
-
-int gather_queries(const UnfusedRows& rows, CUstream_st* stream) {
-  const RopeParams& rope = rows.attend.rope;
-  Frequencies frequencies{};
-  if (rope.rotary_dim > 0) fill_frequencies(rope, frequencies.values);
-  const std::int64_t tokens = std::int64_t{rows.chunk.num_seqs} * rows.chunk.num_tokens;
-  gather_queries_kernel<<<static_cast<unsigned>(tokens), kThreads,
-                          static_cast<std::size_t>(rope.rotary_dim / 2) * sizeof(Turn), stream>>>(
-      rows, frequencies);
-  return launched();
-}
 
 int softmax_rows(const UnfusedRows& rows, CUstream_st* stream) {
   if (rows.dtype == DType::F32) {
@@ -339,8 +321,13 @@ int softmax_rows(const UnfusedRows& rows, CUstream_st* stream) {
 }
 
 int write_rows(const UnfusedRows& rows, CUstream_st* stream) {
-  const std::int64_t count = num_rows(rows);
-  write_rows_kernel<<<grid_for(count, kThreads / kLanes), kThreads, 0, stream>>>(rows, count);
+  if (rows.attend.out_dtype == DType::F32) {
+    launch_write<float>(rows, stream);
+  } else if (rows.attend.out_dtype == DType::F16) {
+    launch_write<__half>(rows, stream);
+  } else {
+    launch_write<__nv_bfloat16>(rows, stream);
+  }
   return launched();
 }
 
