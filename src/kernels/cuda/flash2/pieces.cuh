@@ -107,67 +107,84 @@ __device__ inline std::int64_t partial_row(const Item& item, const RowPlace& pla
          (place.head - item.first_head) * item.head_step;
 }
 
-/// Adds the parts of a row, in their order, to the output; by a warp. Code that is new to the
-/// multiprocessor costs more than what it does, so that loops stay short.
-template <typename T, typename ConfigT>
-__device__ void add_parts(const Work& w, const Item& item, int row) {
+/// Adds the parts of rows row, row + kWarps … of a piece, kAtOnce at most and before end_row, in
+/// their order, to the output; by a warp. Code that is new to the multiprocessor costs more than
+/// what it does, so that loops stay short; so do loads that wait for each other, hence several
+/// rows.
+template <typename T, typename ConfigT, int kAtOnce>
+__device__ void add_parts(const Work& w, const Item& item, int row, int end_row) {
   constexpr int kOwn = ConfigT::kDimV / kLanes;  // dims of a lane
   const AttendParams& a = w.attend;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const std::int32_t parts = item.sharing.num_parts;
-  const auto row_of = [&](std::int32_t part) {
-    return w.slot_partials + partial_of(item.sharing, part) * w.slot_rows + row;
+  const auto place_of_part = [&](std::int32_t part, int n) {
+    const int at = min(row + n * ConfigT::kWarps, end_row - 1);
+    return w.slot_partials + partial_of(item.sharing, part) * w.slot_rows + at;
   };
-  RowStats sums{-INFINITY, 0.0F};
-  float out[kOwn] = {};
+  RowStats sums[kAtOnce];
+  float out[kAtOnce][kOwn] = {};
+#pragma unroll
+  for (RowStats& sum : sums) sum = {-INFINITY, 0.0F};
 #pragma unroll 1
   for (std::int32_t first = 0; first < parts; first += kLanes) {
     const std::int32_t count = min(parts - first, kLanes);
-    float2 stats = {-INFINITY, 0.0F};
-    if (lane < count)
-      stats = __ldcg(reinterpret_cast<const float2*>(w.stats + row_of(first + lane)));
-    float max = fmaxf(sums.max, stats.x);
+    float shares[kAtOnce];
 #pragma unroll
-    for (int apart = 1; apart < kLanes; apart *= 2)
-      max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, apart));
-    const float base = max == -INFINITY ? 0.0F : max;
-    const float kept = cuda::fast_exp2(sums.max - base);
-    const float share = cuda::fast_exp2(stats.x - base);
-    float sum = stats.y * share;
+    for (int n = 0; n < kAtOnce; ++n) {
+      float2 stats = {-INFINITY, 0.0F};
+      if (lane < count)
+        stats = __ldcg(reinterpret_cast<const float2*>(w.stats + place_of_part(first + lane, n)));
+      float max = fmaxf(sums[n].max, stats.x);
 #pragma unroll
-    for (int apart = 1; apart < kLanes; apart *= 2) sum += __shfl_xor_sync(kAllLanes, sum, apart);
-    sums = {max, sums.sum * kept + sum};
+      for (int apart = 1; apart < kLanes; apart *= 2)
+        max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, apart));
+      const float base = max == -INFINITY ? 0.0F : max;
+      const float kept = cuda::fast_exp2(sums[n].max - base);
+      shares[n] = cuda::fast_exp2(stats.x - base);
+      float sum = stats.y * shares[n];
 #pragma unroll
-    for (float& value : out) value *= kept;
-#pragma unroll(kOwn <= 4 ? 8 : 4)
+      for (int apart = 1; apart < kLanes; apart *= 2) sum += __shfl_xor_sync(kAllLanes, sum, apart);
+      sums[n] = {max, sums[n].sum * kept + sum};
+#pragma unroll
+      for (float& value : out[n]) value *= kept;
+    }
+#pragma unroll(kOwn* kAtOnce <= 4 ? 8 : kOwn * kAtOnce <= 16 ? 4 : 2)
     for (std::int32_t i = 0; i < count; ++i) {
-      const float part_share = __shfl_sync(kAllLanes, share, i);
-      const float* from = w.partials + row_of(first + i) * ConfigT::kDimV + lane * kOwn;
 #pragma unroll
-      for (int e = 0; e < kOwn; e += 2) {
-        const float2 values = __ldcg(reinterpret_cast<const float2*>(from + e));
-        out[e] += values.x * part_share;
-        out[e + 1] += values.y * part_share;
+      for (int n = 0; n < kAtOnce; ++n) {
+        const float share = __shfl_sync(kAllLanes, shares[n], i);
+        const float* from = w.partials + place_of_part(first + i, n) * ConfigT::kDimV + lane * kOwn;
+#pragma unroll
+        for (int e = 0; e < kOwn; e += 2) {
+          const float2 values = __ldcg(reinterpret_cast<const float2*>(from + e));
+          out[n][e] += values.x * share;
+          out[n][e + 1] += values.y * share;
+        }
       }
     }
   }
-  const RowPlace place = place_of_row(w, item, row);
-  const float factor = factor_of(a, place.head, sums);
-  const std::int64_t to = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
-                          place.head * a.out_layout.head_stride;
 #pragma unroll
-  for (int e = 0; e < kOwn; e += 2) {
-    const int dim = lane * kOwn + e;
-    if (dim >= a.head_dim_v) break;
-    if (w.out_in_vectors) {
-      *reinterpret_cast<std::uint32_t*>(static_cast<T*>(a.out) + to + dim) =
-          cuda::pack_pair<T>(out[e] * factor, out[e + 1] * factor);
-    } else {
-      cuda::store_element(a.out, a.out_dtype, to + dim, out[e] * factor);
-      cuda::store_element(a.out, a.out_dtype, to + dim + 1, out[e + 1] * factor);
+  for (int n = 0; n < kAtOnce; ++n) {
+    const int at = row + n * ConfigT::kWarps;
+    if (at >= end_row) break;
+    const RowPlace place = place_of_row(w, item, at);
+    const float factor = factor_of(a, place.head, sums[n]);
+    const std::int64_t to = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
+                            place.head * a.out_layout.head_stride;
+#pragma unroll
+    for (int e = 0; e < kOwn; e += 2) {
+      const int dim = lane * kOwn + e;
+      if (dim >= a.head_dim_v) break;
+      if (w.out_in_vectors) {
+        *reinterpret_cast<std::uint32_t*>(static_cast<T*>(a.out) + to + dim) =
+            cuda::pack_pair<T>(out[n][e] * factor, out[n][e + 1] * factor);
+      } else {
+        cuda::store_element(a.out, a.out_dtype, to + dim, out[n][e] * factor);
+        cuda::store_element(a.out, a.out_dtype, to + dim + 1, out[n][e + 1] * factor);
+      }
     }
+    if (lane == 0) write_lse(a, item.b, place.token, place.head, sums[n]);
   }
-  if (lane == 0) write_lse(a, item.b, place.token, place.head, sums);
 }
 
 /// The block's part of a piece is written; the last block to say so adds them all.
@@ -187,10 +204,16 @@ __device__ __noinline__ void share_piece(const Work& w, BlockState<ConfigT>& sta
   }
   __syncthreads();
   if (!state.is_last) return;
+  const int rows = item.num_rows();
+  const int first_row = static_cast<int>(threadIdx.x) / kLanes;
+  constexpr int kMany = ConfigT::kDimV <= 256 ? 4 : 2;
+  if (rows <= ConfigT::kWarps) {
+    if (first_row < rows) add_parts<T, ConfigT, 1>(w, item, first_row, rows);
+    return;
+  }
 #pragma unroll 1
-  for (int row = static_cast<int>(threadIdx.x) / kLanes; row < item.num_rows();
-       row += ConfigT::kWarps)
-    add_parts<T, ConfigT>(w, item, row);
+  for (int row = first_row; row < rows; row += kMany * ConfigT::kWarps)
+    add_parts<T, ConfigT, kMany>(w, item, row, rows);
 }
 
 }  // namespace octavo::kernels::flash2
