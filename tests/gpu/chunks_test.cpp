@@ -108,5 +108,12 @@ TEST(UnfusedChunks, OfAPromptAreAlikeAndWholeTiles) {
   }
 }
 
+// 256 rows of 4 heads are 64 tokens; these are no multiples of it.
+TEST(UnfusedChunks, OfAStepThatFitsAreOne) {
+  EXPECT_EQ(cut({{1000}, {1000}}, std::size_t{256} << 20U).size(), 1U);
+  EXPECT_EQ(cut({{65}, {65}}, std::size_t{256} << 20U).size(), 1U);
+  EXPECT_EQ(cut({{100, 100}, {300, 300}}, std::size_t{256} << 20U).size(), 1U);
+}
+
 }  // namespace
 }  // namespace octavo::kernels::cuda

@@ -116,8 +116,9 @@ class Cut {
     }
   }
 
-  // At most `most`, but for the last ones alike, in whole tiles where there are any.
+  // All, or at most `most`: but for the last ones alike, in whole tiles where there are any.
   [[nodiscard]] std::int32_t even_tokens(std::int32_t all, std::int32_t most) const {
+    if (most >= all) return all;
     const std::int32_t even = base::ceil_div(all, base::ceil_div(all, most));
     const auto unit =
         static_cast<std::int32_t>(std::max<std::int64_t>(1, kTileRows / shape_.group));
