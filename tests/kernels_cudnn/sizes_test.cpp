@@ -174,6 +174,11 @@ TEST(FusedSizes, RowsOfUnlikeExtentsAreNoBatchRows) {
   AttendParams swapped = unlike_extents();
   std::swap(swapped.q_layout, swapped.out_layout);
   EXPECT_EQ(call_shape(swapped, {2, 6, 3, 257}, 8).key.q_len, 3);
+  // Sequences that q has and out hasn't are not to be written.
+  AttendParams fewer = unlike_extents();
+  fewer.q_layout.num_batch_rows = fewer.out_layout.num_batch_rows + 2;
+  EXPECT_EQ(call_shape(fewer, {2, 6, 3, 257}, kMaxTokensAsRows).key.num_seqs,
+            fewer.out_layout.num_batch_rows);
 }
 
 // Of a step that is replayed with sequences in other pages.

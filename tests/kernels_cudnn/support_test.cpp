@@ -154,6 +154,7 @@ TEST(FusedSupport, KnowsWhereCudnnIsSlow) {
 TEST(FusedSupport, TrustsCudnnWithEmptyRowsWhereThatWasSeen) {
   EXPECT_TRUE(clears_empty_rows(91400, 90));
   EXPECT_TRUE(clears_empty_rows(91900, 90));
+  EXPECT_FALSE(clears_empty_rows(91401, 90));
   EXPECT_FALSE(clears_empty_rows(92000, 90));
   EXPECT_FALSE(clears_empty_rows(91900, 80));
   EXPECT_FALSE(clears_empty_rows(0, 90));

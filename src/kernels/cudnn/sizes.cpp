@@ -115,17 +115,18 @@ void set_tokens(const AttendParams& params, const Maxima& maxima, CallShape& sha
     key.q_batch_stride = key.q_token_stride = row_stride(q);
     key.out_batch_stride = key.out_token_stride = row_stride(out);
     const bool batch_outermost = q.batch_stride >= q.token_stride;
-    shape.stats = {.packed = q.ragged,
-                   .seq = (batch_outermost ? q.num_token_rows : 1) * params.num_q_heads,
-                   .token = std::int64_t{batch_outermost ? 1 : q.num_batch_rows} * params.num_q_heads,
-                   .head = 1};
+    shape.stats = {
+        .packed = q.ragged,
+        .seq = (batch_outermost ? q.num_token_rows : 1) * params.num_q_heads,
+        .token = std::int64_t{batch_outermost ? 1 : q.num_batch_rows} * params.num_q_heads,
+        .head = 1};
     return;
   }
   const bool pages = shape.rows == BatchRows::Pages;
   key.ragged = q.ragged || pages;
   key.num_seqs = pages      ? params.kv.num_pages
                  : q.ragged ? bucket(maxima.num_seqs)
-                            : q.num_batch_rows;
+                            : std::min(q.num_batch_rows, out.num_batch_rows);
   // Rows that only one of the two has are padding, of which out's are for finish_step.
   key.q_len = key.ragged ? q_bucket(maxima.q_len) : std::min(q.num_token_rows, out.num_token_rows);
   key.q_token_stride = q.token_stride;

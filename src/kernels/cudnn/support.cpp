@@ -153,10 +153,10 @@ bool supported(const SupportQuery& query) {
 }
 
 bool clears_empty_rows(std::int32_t version, std::int32_t sm) {
-  constexpr std::array kSeenVersions = {914, 919};  // 9.14, 9.19: all their patches
+  constexpr std::array kSeenVersions = {91400, 91900};
   constexpr std::int32_t kSeenSm = 90;
-  return sm == kSeenSm && std::find(kSeenVersions.begin(), kSeenVersions.end(), version / 100) !=
-                              kSeenVersions.end();
+  return sm == kSeenSm &&
+         std::find(kSeenVersions.begin(), kSeenVersions.end(), version) != kSeenVersions.end();
 }
 
 bool is_compiled() {
