@@ -29,7 +29,8 @@ struct AttentionConfig {
   Window window = {};
   float softcap = 0.0F;          ///< c > 0 turns a scaled logit s into c * tanh(s / c); 0 is off.
   bool batch_invariant = false;  ///< A sequence's bits don't depend on its batch mates. Costs some
-                                 ///< balance across cores.
+                                 ///< balance across cores; where Auto's backend lacks workspace the
+                                 ///< call is refused, not given to another.
   /// Under Auto, OCTAVO_BACKEND in the environment may name one. It is read when an Attention is
   /// made, and by each call of the functions over a caller's cache.
   Backend backend = Backend::Auto;

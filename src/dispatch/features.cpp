@@ -301,7 +301,9 @@ Backend choose_with_room(Backend named, Request request, std::int32_t max_kv_len
     const Room room = room_of(chosen);
     if (room.wanted <= room.got) return chosen;
     request.shortages.push_back({chosen, room});
-    const Backend next = named == Backend::Auto ? first_of(request) : Backend::Auto;
+    // What a batch needs depends on all of it, and backends' bits differ.
+    const bool gives_way = named == Backend::Auto && !request.fused.batch_invariant;
+    const Backend next = gives_way ? first_of(request) : Backend::Auto;
     if (next != Backend::Auto) {
       chosen = next;
       continue;
@@ -345,7 +347,15 @@ Explanation explain_with_room(Backend named, Backend wanted, Request request,
     if (explanation.chosen == Backend::Auto) return explanation;
     const std::optional<Room> room = room_of(explanation.chosen);
     if (!room || room->wanted <= room->got) return explanation;
-    request.shortages.push_back({explanation.chosen, *room});
+    const Backend shorted = explanation.chosen;
+    request.shortages.push_back({shorted, *room});
+    if (wanted == Backend::Auto && request.fused.batch_invariant) {  // see choose_with_room
+      explanation = explain_all(named, shorted, request);
+      explanation.reason = fmt::format(
+          "{} lacks workspace, and in batch-invariant mode no other backend takes its place",
+          to_string(shorted));
+      return explanation;
+    }
   }
 }
 

@@ -175,6 +175,22 @@ TEST(FeatureTable, GivesWayToTheNextWhereWorkspaceIsShort) {
   EXPECT_EQ(chosen({{11, 10}, {10, 10}}), Backend::Unfused);
 }
 
+TEST(FeatureTable, DoesNotGiveWayWhereBatchMatesMustNotShow) {
+  Request request = on_host();
+  request.fused.batch_invariant = true;
+  const Rooms rooms{{11, 10}, {10, 10}};
+  try {
+    static_cast<void>(choose_with_room(Backend::Auto, request, 77, rooms.asked()));
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "workspace_bytes: wanted at least 11 by cpu, got 10");
+  }
+  const Explanation explanation = explain_with_room(Backend::Auto, Backend::Auto, request,
+                                                    [&](Backend b) { return rooms.asked()(b); });
+  EXPECT_EQ(explanation.chosen, Backend::Auto);
+  EXPECT_THAT(explanation.reason, ::testing::StartsWith("cpu lacks workspace"));
+}
+
 TEST(FeatureTable, NamesTheWorkspaceThatABackendWants) {
   const auto message = [](Backend named, const Rooms& rooms) {
     try {

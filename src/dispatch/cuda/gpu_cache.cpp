@@ -5,6 +5,7 @@
 #include "device/gpu.h"
 #include "dispatch/cuda/backend_calls.h"
 #include "dispatch/cuda/upload.h"
+#include "dispatch/features.h"
 #include "dispatch/gpu.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/convert/convert.h"
@@ -88,7 +89,9 @@ std::size_t least_call_bytes(Backend backend, const kernels::AttendParams& param
                              const kernels::StepLengths& lengths, Device device) {
   if (backend == Backend::Unfused) return least_unfused_bytes(params, lengths);
   OCTAVO_CHECK(backend == Backend::Flash2);
-  return kernels::flash2::workspace_bytes_on(device, params, lengths);
+  return kernels::flash2::workspace_bytes_on(
+      device, block_smem_of_environment(device::require_gpu(device, "device").block_smem_bytes),
+      params, lengths);
 }
 
 std::size_t least_gpu_workspace(const CacheConfig& config) {

@@ -190,10 +190,10 @@ void Flash2::attend(const AttendParams& params, const StepLengths& lengths, void
   if (bounds.num_partial_rows > 0) check(combine_partials(work, stream), "combine_partials");
 }
 
-std::size_t workspace_bytes_on(Device device, const AttendParams& params,
-                               const StepLengths& lengths) {
+std::size_t workspace_bytes_on(Device device, std::size_t block_smem_bytes,
+                               const AttendParams& params, const StepLengths& lengths) {
   const device::Gpu& gpu = device::require_gpu(device, "device");
-  return Call(params, lengths, gpu.num_multiprocessors, gpu.block_smem_bytes).end;
+  return Call(params, lengths, gpu.num_multiprocessors, block_smem_bytes).end;
 }
 
 }  // namespace octavo::kernels::flash2

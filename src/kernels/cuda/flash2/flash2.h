@@ -44,8 +44,8 @@ class Flash2 {
   device::GpuBuffer arrived_;  ///< 0 between calls.
 };
 
-/// The same without one.
-std::size_t workspace_bytes_on(Device device, const AttendParams& params,
-                               const StepLengths& lengths);
+/// What Flash2(device, block_smem_bytes) would say.
+std::size_t workspace_bytes_on(Device device, std::size_t block_smem_bytes,
+                               const AttendParams& params, const StepLengths& lengths);
 
 }  // namespace octavo::kernels::flash2
