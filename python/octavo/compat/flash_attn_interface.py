@@ -297,6 +297,7 @@ def get_scheduler_metadata(
     num_splits=0,
     pack_gqa=None,
     sm_margin=0,
+    **more,
 ):
-    """None: Octavo plans a call from its lengths, so there is nothing to prepare."""
+    """None, whatever a version of the library adds: Octavo plans a call from its lengths, so there is nothing to prepare."""
     return None

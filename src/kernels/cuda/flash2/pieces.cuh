@@ -113,7 +113,7 @@ __device__ inline std::int64_t partial_row(const Item& item, const RowPlace& pla
 /// rows.
 template <typename T, typename ConfigT, int kAtOnce>
 __device__ void add_parts(const Work& w, const Item& item, int row, int end_row) {
-  constexpr int kOwn = ConfigT::kDimV / kLanes;  // dims of a lane
+  constexpr int kLaneDims = ConfigT::kDimV / kLanes;  // dims of a lane
   const AttendParams& a = w.attend;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const std::int32_t parts = item.sharing.num_parts;
@@ -122,7 +122,7 @@ __device__ void add_parts(const Work& w, const Item& item, int row, int end_row)
     return w.slot_partials + partial_of(item.sharing, part) * w.slot_rows + at;
   };
   RowStats sums[kAtOnce];
-  float out[kAtOnce][kOwn] = {};
+  float out[kAtOnce][kLaneDims] = {};
 #pragma unroll
   for (RowStats& sum : sums) sum = {-INFINITY, 0.0F};
 #pragma unroll 1
@@ -148,14 +148,15 @@ __device__ void add_parts(const Work& w, const Item& item, int row, int end_row)
 #pragma unroll
       for (float& value : out[n]) value *= kept;
     }
-#pragma unroll(kOwn* kAtOnce <= 4 ? 8 : kOwn * kAtOnce <= 16 ? 4 : 2)
+#pragma unroll(kLaneDims* kAtOnce <= 4 ? 8 : kLaneDims * kAtOnce <= 16 ? 4 : 2)
     for (std::int32_t i = 0; i < count; ++i) {
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const float share = __shfl_sync(kAllLanes, shares[n], i);
-        const float* from = w.partials + place_of_part(first + i, n) * ConfigT::kDimV + lane * kOwn;
+        const float* from =
+            w.partials + place_of_part(first + i, n) * ConfigT::kDimV + lane * kLaneDims;
 #pragma unroll
-        for (int e = 0; e < kOwn; e += 2) {
+        for (int e = 0; e < kLaneDims; e += 2) {
           const float2 values = __ldcg(reinterpret_cast<const float2*>(from + e));
           out[n][e] += values.x * share;
           out[n][e + 1] += values.y * share;
@@ -172,8 +173,8 @@ __device__ void add_parts(const Work& w, const Item& item, int row, int end_row)
     const std::int64_t to = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
                             place.head * a.out_layout.head_stride;
 #pragma unroll
-    for (int e = 0; e < kOwn; e += 2) {
-      const int dim = lane * kOwn + e;
+    for (int e = 0; e < kLaneDims; e += 2) {
+      const int dim = lane * kLaneDims + e;
       if (dim >= a.head_dim_v) break;
       if (w.out_in_vectors) {
         *reinterpret_cast<std::uint32_t*>(static_cast<T*>(a.out) + to + dim) =

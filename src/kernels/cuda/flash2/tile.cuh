@@ -89,8 +89,8 @@ __device__ inline std::int64_t query_offset(const Work& w, const Item& item, int
 }
 
 /// Copies the first `rows` rows of q, whose offsets offset_of(row) gives.
-template <typename T, typename ConfigT, typename OffsetT>
-__device__ void copy_queries(const Work& w, int rows, SmemAddress to, const OffsetT& offset_of) {
+template <typename T, typename ConfigT, typename PlaceT>
+__device__ void copy_queries(const Work& w, int rows, SmemAddress to, const PlaceT& offset_of) {
   constexpr int kChunks = ConfigT::kDim / kChunk;
   const auto* q = static_cast<const T*>(w.attend.q);
 #pragma unroll 4
