@@ -299,5 +299,5 @@ def get_scheduler_metadata(
     sm_margin=0,
     **more,
 ):
-    """None, whatever a version of the library adds: Octavo plans a call from its lengths, so there is nothing to prepare."""
+    """None, whatever a version adds: Octavo plans a call from its lengths; nothing to prepare."""
     return None
