@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_misuse import frames, module, params, planned, run, single, wrong
+from test_misuse import NAMED, frames, module, not_named, params, planned, run, single
 
 from octavo.compat import flashinfer
 from octavo.compat import transformer_engine as engine
@@ -112,19 +112,7 @@ def test_right_arguments_are_taken(frame, name):
 @frames
 @pytest.mark.parametrize("name", CALLS)
 def test_wrong_arguments_are_named(frame, name):
-    arguments, function = CALLS[name]
-    bad = []
-    for argument in arguments(frame):
-        for what in wrong(frame):
-            given = arguments(frame) | {argument: wrong(frame)[what]}
-            try:
-                function(frame)(**given)
-                frame.wait()
-            except (TypeError, ValueError, NotImplementedError, KeyError, RuntimeError) as error:
-                if not ("wanted" in str(error) or "not covered" in str(error)):
-                    bad.append(f"{argument} = {what}: {type(error).__name__}: {error}")
-            except Exception as error:
-                bad.append(f"{argument} = {what}: {type(error).__name__}: {error}")
+    bad = not_named(frame, *CALLS[name], (*NAMED, RuntimeError))
     assert not bad, f"{len(bad)}:\n" + "\n".join(bad)
 
 
