@@ -136,16 +136,23 @@ inline void combine_row(const Unit& unit, std::int32_t i, std::int32_t head,
   finish_wide_row(p, unit.b, i, head, RowState<float>{weighted, max, sum});
 }
 
+// Lines of a row of sums that the thread will read, or write.
+template <bool kToWrite>
+void prefetch_row(const float* row, std::int64_t floats) {
+  constexpr std::int64_t kLineFloats = 16;
+  for (std::int64_t e = 0; e < floats; e += kLineFloats)
+    __builtin_prefetch(row + e, kToWrite ? 1 : 0, 2);
+}
+
 // Other threads wrote most of it: it is on its way while the rows before are combined.
 inline void fetch_partials(const Unit& unit, std::int32_t i, std::int32_t head) {
-  constexpr std::int64_t kLineFloats = 16;
   const AttendParams& p = *unit.params;
   const std::int64_t first_row =
       unit.first_partial_row + std::int64_t{i - unit.first_token} * unit.num_splits;
   const std::int64_t stride = padded(p.head_dim_v);
   for (std::int32_t j = 0; j < unit.num_splits; ++j) {
-    const float* row = unit.partials->weighted + ((first_row + j) * p.num_q_heads + head) * stride;
-    for (std::int64_t e = 0; e < stride; e += kLineFloats) __builtin_prefetch(row + e, 0, 2);
+    prefetch_row<false>(unit.partials->weighted + ((first_row + j) * p.num_q_heads + head) * stride,
+                        stride);
   }
 }
 

@@ -173,11 +173,8 @@ class UnitRows {
   // order of the stores, that takes longer than the sums do.
   void reserve_partials(std::int32_t h) const {
     if (unit_.partials == nullptr) return;
-    constexpr std::int64_t kLineFloats = 16;
-    for (std::int64_t r = 0; r < rows_; ++r) {
-      const float* to = unit_.partials->weighted + partial_of(h, r) * v_stride_;
-      for (std::int64_t e = 0; e < v_stride_; e += kLineFloats) __builtin_prefetch(to + e, 1, 2);
-    }
+    for (std::int64_t r = 0; r < rows_; ++r)
+      prefetch_row<true>(unit_.partials->weighted + partial_of(h, r) * v_stride_, v_stride_);
   }
 
   void end_head(std::int32_t h, const HeadRows& state) const {
