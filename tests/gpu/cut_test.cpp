@@ -29,6 +29,7 @@ using kernels::flash2::Instance;
 using kernels::flash2::instance_of;
 using kernels::flash2::is_streamed;
 using kernels::flash2::partial_of;
+using kernels::flash2::parts_of_group;
 using kernels::flash2::Room;
 using kernels::flash2::run_length;
 using kernels::flash2::Sharing;
@@ -302,6 +303,21 @@ TEST(Flash2Cut, InstancesFitTheDevice) {
   EXPECT_EQ(instance_of(128, 16, kSmallSmem).blocks, 1);
   EXPECT_EQ(instance_of(128, 17, kH200Smem).rows, 32);
   EXPECT_EQ(instance_of(128, 33, kH200Smem).rows, 128);
+}
+
+TEST(Flash2Cut, AddsManyPartsInGroups) {
+  for (std::int32_t parts = 1; parts <= kernels::flash2::kMaxSlots; ++parts) {
+    EXPECT_EQ(parts_of_group(parts, 1), parts);  // little: at once
+    const std::int32_t group = parts_of_group(parts, 0x8000);
+    if (parts <= 8) {
+      EXPECT_EQ(group, parts);
+      continue;
+    }
+    // No counter is taken twice, and neither step adds much more than the square root.
+    EXPECT_GE(group, 4);
+    EXPECT_LT(group, 2 * std::ceil(std::sqrt(parts)) + 1);
+    EXPECT_LE((parts + group - 1) / group, group);
+  }
 }
 
 }  // namespace

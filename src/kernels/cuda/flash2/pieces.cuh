@@ -107,59 +107,121 @@ __device__ inline std::int64_t partial_row(const Item& item, const RowPlace& pla
          (place.head - item.first_head) * item.head_step;
 }
 
-/// Adds the parts of rows row, row + kWarps … of a piece, kAtOnce at most and before end_row, in
-/// their order, to the output; by a warp. Code that is new to the multiprocessor costs more than
-/// what it does, so that loops stay short; so do loads that wait for each other, hence several
-/// rows.
-template <typename T, typename ConfigT, int kAtOnce>
-__device__ void add_parts(const Work& w, const Item& item, int row, int end_row) {
-  constexpr int kLaneDims = ConfigT::kDimV / kLanes;  // dims of a lane
+/// Parts of a piece that are added together: first, first + step …
+struct PartRun {
+  std::int32_t first = 0;
+  std::int32_t count = 0;
+  std::int32_t step = 1;
+};
+
+/// Reads from the L2: another block wrote it.
+__device__ inline void read_sums(const float* from, float (&to)[2]) {
+  const float2 values = __ldcg(reinterpret_cast<const float2*>(from));
+  to[0] = values.x;
+  to[1] = values.y;
+}
+__device__ inline void read_sums(const float* from, float (&to)[4]) {
+  const float4 values = __ldcg(reinterpret_cast<const float4*>(from));
+  to[0] = values.x;
+  to[1] = values.y;
+  to[2] = values.z;
+  to[3] = values.w;
+}
+
+/// Sums of a row over parts; a lane has kVector dims of each kStep.
+template <typename ConfigT>
+struct RowSums {
+  static constexpr int kVector = ConfigT::kDimV / kLanes < 4 ? 2 : 4;
+  static constexpr int kStep = kVector * kLanes;
+  static constexpr int kVectors = ConfigT::kDimV / kStep;
+
+  RowStats stats = {-INFINITY, 0.0F};
+  float values[kVectors][kVector] = {};
+};
+
+/// To the output and the LSE, by a warp; `row` of the item's tile.
+template <typename T, typename ConfigT>
+__device__ void write_row(const Work& w, const Item& item, int row, const RowSums<ConfigT>& sums) {
+  using Sums = RowSums<ConfigT>;
   const AttendParams& a = w.attend;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const std::int32_t parts = item.sharing.num_parts;
-  const auto place_of_part = [&](std::int32_t part, int n) {
-    const int at = min(row + n * ConfigT::kWarps, end_row - 1);
-    return w.slot_partials + partial_of(item.sharing, part) * w.slot_rows + at;
-  };
-  RowStats sums[kAtOnce];
-  float out[kAtOnce][kLaneDims] = {};
+  const RowPlace place = place_of_row(w, item, row);
+  const float factor = factor_of(a, place.head, sums.stats);
+  const std::int64_t to = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
+                          place.head * a.out_layout.head_stride;
 #pragma unroll
-  for (RowStats& sum : sums) sum = {-INFINITY, 0.0F};
+  for (int v = 0; v < Sums::kVectors; ++v) {
+    const int dim = v * Sums::kStep + lane * Sums::kVector;
+    if (dim >= a.head_dim_v) break;
+#pragma unroll
+    for (int e = 0; e < Sums::kVector; e += 2) {
+      const float low = sums.values[v][e] * factor;
+      const float high = sums.values[v][e + 1] * factor;
+      if (w.out_in_vectors) {
+        *reinterpret_cast<std::uint32_t*>(static_cast<T*>(a.out) + to + dim + e) =
+            cuda::pack_pair<T>(low, high);
+      } else {
+        cuda::store_element(a.out, a.out_dtype, to + dim + e, low);
+        cuda::store_element(a.out, a.out_dtype, to + dim + e + 1, high);
+      }
+    }
+  }
+  if (lane == 0) write_lse(a, item.b, place.token, place.head, sums.stats);
+}
+
+/// Adds parts of rows row, row + kWarps … of a piece, kAtOnce at most and before end_row, in their
+/// order, by a warp: to the output, or in place of the first of them. Code that is new to the
+/// multiprocessor costs more than what it does, so that loops stay short; so do loads that wait for
+/// each other, hence several rows.
+template <typename T, typename ConfigT, int kAtOnce>
+__device__ void add_parts(const Work& w, const Item& item, PartRun run, bool to_output, int row,
+                          int end_row) {
+  using Sums = RowSums<ConfigT>;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const auto place_of = [&](std::int32_t i, int n) {
+    const int at = min(row + n * ConfigT::kWarps, end_row - 1);
+    return w.slot_partials + partial_of(item.sharing, run.first + i * run.step) * w.slot_rows + at;
+  };
+  Sums sums[kAtOnce];
 #pragma unroll 1
-  for (std::int32_t first = 0; first < parts; first += kLanes) {
-    const std::int32_t count = min(parts - first, kLanes);
+  for (std::int32_t first = 0; first < run.count; first += kLanes) {
+    const std::int32_t count = min(run.count - first, kLanes);
     float shares[kAtOnce];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       float2 stats = {-INFINITY, 0.0F};
       if (lane < count)
-        stats = __ldcg(reinterpret_cast<const float2*>(w.stats + place_of_part(first + lane, n)));
-      float max = fmaxf(sums[n].max, stats.x);
+        stats = __ldcg(reinterpret_cast<const float2*>(w.stats + place_of(first + lane, n)));
+      float max = fmaxf(sums[n].stats.max, stats.x);
 #pragma unroll
       for (int apart = 1; apart < kLanes; apart *= 2)
         max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, apart));
       const float base = max == -INFINITY ? 0.0F : max;
-      const float kept = cuda::fast_exp2(sums[n].max - base);
+      const float kept = cuda::fast_exp2(sums[n].stats.max - base);
       shares[n] = cuda::fast_exp2(stats.x - base);
       float sum = stats.y * shares[n];
 #pragma unroll
       for (int apart = 1; apart < kLanes; apart *= 2) sum += __shfl_xor_sync(kAllLanes, sum, apart);
-      sums[n] = {max, sums[n].sum * kept + sum};
+      sums[n].stats = {max, sums[n].stats.sum * kept + sum};
 #pragma unroll
-      for (float& value : out[n]) value *= kept;
+      for (auto& values : sums[n].values) {
+        for (float& value : values) value *= kept;
+      }
     }
-#pragma unroll(kLaneDims* kAtOnce <= 4 ? 8 : kLaneDims * kAtOnce <= 16 ? 4 : 2)
+    constexpr int kOfAll = Sums::kVectors * Sums::kVector * kAtOnce;
+#pragma unroll(kOfAll <= 4 ? 8 : kOfAll <= 16 ? 4 : 2)
     for (std::int32_t i = 0; i < count; ++i) {
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const float share = __shfl_sync(kAllLanes, shares[n], i);
         const float* from =
-            w.partials + place_of_part(first + i, n) * ConfigT::kDimV + lane * kLaneDims;
+            w.partials + place_of(first + i, n) * ConfigT::kDimV + lane * Sums::kVector;
 #pragma unroll
-        for (int e = 0; e < kLaneDims; e += 2) {
-          const float2 values = __ldcg(reinterpret_cast<const float2*>(from + e));
-          out[n][e] += values.x * share;
-          out[n][e + 1] += values.y * share;
+        for (int v = 0; v < Sums::kVectors; ++v) {
+          float values[Sums::kVector];
+          read_sums(from + v * Sums::kStep, values);
+#pragma unroll
+          for (int e = 0; e < Sums::kVector; ++e) sums[n].values[v][e] += values[e] * share;
         }
       }
     }
@@ -168,53 +230,78 @@ __device__ void add_parts(const Work& w, const Item& item, int row, int end_row)
   for (int n = 0; n < kAtOnce; ++n) {
     const int at = row + n * ConfigT::kWarps;
     if (at >= end_row) break;
-    const RowPlace place = place_of_row(w, item, at);
-    const float factor = factor_of(a, place.head, sums[n]);
-    const std::int64_t to = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
-                            place.head * a.out_layout.head_stride;
-#pragma unroll
-    for (int e = 0; e < kLaneDims; e += 2) {
-      const int dim = lane * kLaneDims + e;
-      if (dim >= a.head_dim_v) break;
-      if (w.out_in_vectors) {
-        *reinterpret_cast<std::uint32_t*>(static_cast<T*>(a.out) + to + dim) =
-            cuda::pack_pair<T>(out[n][e] * factor, out[n][e + 1] * factor);
-      } else {
-        cuda::store_element(a.out, a.out_dtype, to + dim, out[n][e] * factor);
-        cuda::store_element(a.out, a.out_dtype, to + dim + 1, out[n][e + 1] * factor);
-      }
+    if (to_output) {
+      write_row<T, ConfigT>(w, item, at, sums[n]);
+      continue;
     }
-    if (lane == 0) write_lse(a, item.b, place.token, place.head, sums[n]);
+    const std::int64_t place = place_of(0, n);
+    float* to = w.partials + place * ConfigT::kDimV + lane * Sums::kVector;
+#pragma unroll
+    for (int v = 0; v < Sums::kVectors; ++v) {
+#pragma unroll
+      for (int e = 0; e < Sums::kVector; ++e) to[v * Sums::kStep + e] = sums[n].values[v][e];
+    }
+    if (lane == 0) w.stats[place] = sums[n].stats;
   }
 }
 
-/// The block's part of a piece is written; the last block to say so adds them all.
+/// The same for all rows, by all threads.
 template <typename T, typename ConfigT>
-__device__ __noinline__ void share_piece(const Work& w, BlockState<ConfigT>& state) {
-  const Item& item = state.item;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();  // for what all threads of the block wrote
-    std::uint32_t* arrived = w.arrived + item.sharing.first_slot;
-    const std::uint32_t before = atomicAdd(arrived, 1U);
-    state.is_last = before + 1 == static_cast<std::uint32_t>(item.sharing.num_parts);
-    if (state.is_last) {
-      *arrived = 0;  // for the next call
-      __threadfence();
-    }
-  }
-  __syncthreads();
-  if (!state.is_last) return;
+__device__ __noinline__ void add_rows(const Work& w, const Item& item, PartRun run,
+                                      bool to_output) {
   const int rows = item.num_rows();
   const int first_row = static_cast<int>(threadIdx.x) / kLanes;
   constexpr int kMany = ConfigT::kDimV <= 256 ? 4 : 2;
   if (rows <= ConfigT::kWarps) {
-    if (first_row < rows) add_parts<T, ConfigT, 1>(w, item, first_row, rows);
+    if (first_row < rows) add_parts<T, ConfigT, 1>(w, item, run, to_output, first_row, rows);
     return;
   }
 #pragma unroll 1
   for (int row = first_row; row < rows; row += kMany * ConfigT::kWarps)
-    add_parts<T, ConfigT, kMany>(w, item, row, rows);
+    add_parts<T, ConfigT, kMany>(w, item, run, to_output, row, rows);
+}
+
+/// Whether the block is the last of `blocks` that say to `arrived` that what they wrote is there;
+/// then the counter is 0 again, for the next call. By all threads.
+template <typename ConfigT>
+__device__ bool arrives_last(std::uint32_t* arrived, std::int32_t blocks,
+                             BlockState<ConfigT>& state) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();  // for what all threads of the block wrote
+    const std::uint32_t before = atomicAdd(arrived, 1U);
+    state.is_last = before + 1 == static_cast<std::uint32_t>(blocks);
+    if (state.is_last) {
+      *arrived = 0;
+      __threadfence();
+    }
+  }
+  __syncthreads();
+  return state.is_last;
+}
+
+/// The block's part of a piece is written; the last block to say so adds them all. Of parts that
+/// are too much for one block those of a group are added first, by the last of its blocks.
+template <typename T, typename ConfigT>
+__device__ __noinline__ void share_piece(const Work& w, BlockState<ConfigT>& state) {
+  const Item& item = state.item;
+  const std::int32_t parts = item.sharing.num_parts;
+  const std::int32_t group = parts_of_group(parts, item.num_rows() * ConfigT::kDimV);
+  std::uint32_t* arrived = w.arrived + item.sharing.first_slot;
+  PartRun run{0, parts, 1};
+  if (group < parts) {
+    const std::int32_t part = state.slot - item.sharing.first_slot;
+    PartRun own{part - part % group, group, 1};
+    own.count = min(group, parts - own.first);
+    // The last slot's counter may be the first of the next piece; a group of one has none.
+    if (own.count > 1) {
+      if (!arrives_last(arrived + own.first, own.count, state)) return;
+      add_rows<T, ConfigT>(w, item, own, false);
+    }
+    run = {0, ceil_div_small(parts, group), group};
+    ++arrived;  // no group's
+  }
+  if (arrives_last(arrived, run.count, state)) add_rows<T, ConfigT>(w, item, run, true);
 }
 
 }  // namespace octavo::kernels::flash2

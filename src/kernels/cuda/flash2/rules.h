@@ -205,6 +205,16 @@ constexpr std::int32_t partial_of(const Sharing& sharing, std::int32_t part) {
   return 2 * (sharing.first_slot + part) + (part == 0 && sharing.first_is_second ? 1 : 0);
 }
 
+/// Parts that are added at once where a block would read too much if it added all: as many as there
+/// are groups, or half of that. `part_floats`: sums of a part.
+constexpr std::int32_t parts_of_group(std::int32_t parts, std::int32_t part_floats) {
+  constexpr std::int64_t kMostFloats = 0x40000;  // what a second meeting costs
+  if (std::int64_t{parts} * part_floats <= kMostFloats) return parts;
+  std::int32_t group = 4;
+  while (group * group < parts) group *= 2;
+  return group < parts ? group : parts;
+}
+
 // ---- Items
 // ---------------------------------------------------------------------------------------
 
