@@ -13,18 +13,10 @@
 #include "kernels/cuda/flash2/pieces.cuh"
 #include "kernels/cuda/flash2/products.cuh"
 #include "kernels/cuda/flash2/results.cuh"
+#include "kernels/cuda/flash2/rows.cuh"
 #include "kernels/cuda/flash2/wide.cuh"
 
 namespace octavo::kernels::flash2 {
-
-/// Products of some rows with the keys from first_key on to weights, and what they do to the sums.
-template <int kRowTiles, int kTiles, int kOutTiles>
-__device__ void weigh_keys(const Work& w, const Item& item, LogitRule rule, int first_row,
-                           int first_key, int lane, float (&scores)[kRowTiles][kTiles][4],
-                           RowStats (&stats)[kRowTiles][2], float (&out)[kRowTiles][kOutTiles][4]) {
-  finish_logits(w, item, rule, first_row, first_key, lane, scores);
-  weigh(rule.factor, scores, stats, out);
-}
 
 /// Where the buffers of an item's shared memory lie.
 template <typename ConfigT>
@@ -41,13 +33,15 @@ __device__ int next_stage(int stage) {
   return stage + 1 == kStages ? 0 : stage + 1;
 }
 
+/// Whether the results are written, which they are where they go to the output 16 bytes at a time.
 template <typename T, typename ConfigT, int kRowTiles>
-__device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
+__device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
                                   BlockState<ConfigT>& state, unsigned char* smem) {
   const Item& item = state.item;
-  constexpr int kTiles = ConfigT::kScoreKeys / 8;
+  constexpr int kScoreKeys = ConfigT::kScoreKeys;
+  constexpr int kTiles = kScoreKeys / 8;
   /// Copies between the products cost registers.
-  constexpr bool kSpreads = ConfigT::kScoreKeys == ConfigT::kKeys;
+  constexpr bool kSpreads = kScoreKeys == ConfigT::kKeys;
   constexpr int kAhead = ConfigT::kStages - 1;  // tiles on their way while one is worked on
   constexpr int kWarpRows = kRowTiles * kProductRows;
   const Buffers<ConfigT> buffers{cuda::smem_address(smem)};
@@ -58,7 +52,17 @@ __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
   const int end_tile = item.keys.end_tile;
   KeyLoader<ConfigT> loader(w, item);
   loader.look_up(item.keys.first_tile);
-  load_queries<T, ConfigT>(w, frequencies, state, ConfigT::kWarps * kWarpRows, smem);
+  if (copies_queries(w)) {
+    copy_own_queries<T, ConfigT, kWarpRows>(w, item, first_row, buffers.q);
+  } else {
+    load_any_queries<T, ConfigT>(w, frequencies, state, ConfigT::kWarps * kWarpRows, smem);
+  }
+  // In shared memory: there are no registers to spare.
+  find_span<kWarpRows>(w, item, first_row, state.spans[warp]);
+  const RowSpan& span = state.spans[warp];
+  const auto sees = [&](int first_key) {
+    return first_key < span.end && first_key + kScoreKeys > span.begin;
+  };
   const LogitRule rule = logit_rule(w.attend);
   float out[kRowTiles][ConfigT::kDim / 8][4] = {};
   RowStats stats[kRowTiles][2];
@@ -74,10 +78,12 @@ __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
     }
     const int to = stage == 0 ? ConfigT::kStages - 1 : stage - 1;
     const bool loads = tile + kAhead < end_tile;
+    bool works = is_here && has_rows;
     SpreadCopies copies{};
     if constexpr (kSpreads) {
+      works = works && sees(tile * ConfigT::kKeys);
       copies = loader.spread(buffers.k(to), buffers.v(to));
-      copies.wanted = copies.wanted && loads && is_here && has_rows;
+      copies.wanted = copies.wanted && loads && works;
     }
     if (loads && !copies.wanted) {
       loader.load_keys(buffers.k(to));
@@ -85,17 +91,20 @@ __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
     }
     if constexpr (!kSpreads) cuda::commit_copies();
     loader.look_up(tile + kAhead + 1);
-    if (is_here && has_rows) {
+    if (works) {
 #pragma unroll 1
-      for (int first = 0; first < ConfigT::kKeys; first += ConfigT::kScoreKeys) {
+      for (int first = 0; first < ConfigT::kKeys; first += kScoreKeys) {
+        const int first_key = tile * ConfigT::kKeys + first;
+        if (!kSpreads && !sees(first_key)) continue;
         float scores[kRowTiles][kTiles][4];
         multiply_keys<T, ConfigT>(scores, buffers.q, first_row, buffers.k(stage), first, lane,
                                   [&](int step) {
                                     if constexpr (kSpreads) loader.copy(copies, step);
                                   });
         if constexpr (kSpreads) cuda::commit_copies();
-        weigh_keys(w, item, rule, first_row, tile * ConfigT::kKeys + first, lane, scores, stats,
-                   out);
+        const bool masked = first_key < span.whole_begin || first_key + kScoreKeys > span.whole_end;
+        finish_logits(w, item, rule, first_row, first_key, masked, lane, scores);
+        weigh(rule.factor, scores, stats, out);
         multiply_values<T, ConfigT>(out, scores, buffers.v(stage), first, 0, lane);
       }
     } else if constexpr (kSpreads) {
@@ -104,8 +113,12 @@ __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
     stage = next_stage<ConfigT::kStages>(stage);
   }
   cuda::wait_copies<0>();
+  if (w.out_in_vectors && item.partial_base < 0) {
+    if (has_rows) write_own_rows<T, ConfigT>(w, item, first_row, smem, stats, out);
+    return true;
+  }
   __syncthreads();  // all is read: the results take its place
-  if (!has_rows) return;
+  if (!has_rows) return false;
   const Results<ConfigT> results{smem};
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
@@ -121,6 +134,7 @@ __device__ void attend_dealt_rows(const Work& w, const Frequencies& frequencies,
       }
     }
   }
+  return false;
 }
 
 /// Adds the sums that the groups of warps have of the same rows; each warp does it for some of the
@@ -246,7 +260,9 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
     if (loads) loader.load_keys(buffers.k(stage));
     cuda::commit_copies();
     if (is_here) {
-      weigh_keys(w, item, rule, 0, tile * ConfigT::kKeys + first_key, lane, scores, stats, out);
+      const int key = tile * ConfigT::kKeys + first_key;
+      finish_logits(w, item, rule, 0, key, is_masked(item, key, kGroupKeys), lane, scores);
+      weigh(rule.factor, scores, stats, out);
       cuda::wait_copies<kPending>();
       sync_group<ConfigT>(group);
       multiply_values<T, ConfigT>(out, scores, buffers.v(stage), first_key, first_tile, lane);
@@ -271,6 +287,7 @@ __device__ void attend_block(const Work& w, const Frequencies& frequencies,
   first_item<ConfigT>(w, state);
   if (!state.has_item) return;
   while (true) {
+    bool written = false;
     if constexpr (ConfigT::kWide) {
       attend_wide_item<T, ConfigT>(w, frequencies, state, smem);
     } else if constexpr (ConfigT::kFew) {
@@ -280,13 +297,15 @@ __device__ void attend_block(const Work& w, const Frequencies& frequencies,
       if (rows <= kProductRows) {
         attend_dealt_keys<T, ConfigT, 1>(w, frequencies, state, smem);
       } else if (ConfigT::kRowTiles == 1 || rows * 2 <= ConfigT::kRows) {
-        attend_dealt_rows<T, ConfigT, 1>(w, frequencies, state, smem);
+        written = attend_dealt_rows<T, ConfigT, 1>(w, frequencies, state, smem);
       } else {
-        attend_dealt_rows<T, ConfigT, ConfigT::kRowTiles>(w, frequencies, state, smem);
+        written = attend_dealt_rows<T, ConfigT, ConfigT::kRowTiles>(w, frequencies, state, smem);
       }
     }
-    __syncthreads();
-    write_results<T, ConfigT>(w, state, Results<ConfigT>{smem});
+    if (!written) {
+      __syncthreads();
+      write_results<T, ConfigT>(w, state, Results<ConfigT>{smem});
+    }
     if (state.item.sharing.num_parts > 1) share_piece<T, ConfigT>(w, state);
     if (!state.has_more) return;
     next_item(w, state);

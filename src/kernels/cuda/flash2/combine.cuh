@@ -49,7 +49,7 @@ __device__ inline void combine_token(const Work& w, std::int64_t token) {
         out[n][3] += values.w * share;
       }
     }
-    if (lane == 0) write_lse(a, place.b, place.i, head, stats);
+    if (lane == 0) write_lse(a, token, head, stats);
     const float factor = factor_of(a, head, stats);
     const std::int64_t to = cuda::token_offset(a.out_layout, a.batch, place.b, place.i) +
                             head * a.out_layout.head_stride;

@@ -46,15 +46,44 @@ __device__ inline ScanResult scan_block(CutTotals value, CutTotals (&warp_totals
   return result;
 }
 
-__device__ inline void cut_block(const Work& w, CutTotals (&warp_totals)[kCutWarps]) {
+/// What the threads of a block tell each other.
+struct CutState {
+  CutTotals warp_totals[kCutWarps];
+  std::int32_t fewest_units, most_units;  ///< Of a streamed sequence.
+};
+
+__device__ inline void cut_block(const Work& w, CutState& state) {
   const StepBatch& batch = w.attend.batch;
   const std::int32_t n = batch.num_seqs;
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  if (thread == 0) {
+    state.fewest_units = kMostUnits;
+    state.most_units = 0;
+  }
+  __syncthreads();
   CutTotals work;
-  for (std::int32_t b = thread; b < n; b += kCutThreads)
-    work.items += work_of(w.shape, cuda::new_tokens(batch, b), batch.kv_lens[b]);
-  const std::int64_t run = run_length(w.shape, scan_block(work, warp_totals).all.items);
-  if (thread == 0) w.cut.item_offsets[0] = w.cut.partial_offsets[0] = 0;
+  std::int64_t streamed = 0;
+  for (std::int32_t b = thread; b < n; b += kCutThreads) {
+    const std::int32_t new_tokens = cuda::new_tokens(batch, b);
+    const std::int32_t kv_len = batch.kv_lens[b];
+    work.items += work_of(w.shape, new_tokens, kv_len);
+    const std::int32_t units = units_of(w.shape, new_tokens, kv_len);
+    streamed += units;
+    if (units > 0) {
+      atomicMin(&state.fewest_units, units);
+      atomicMax(&state.most_units, units);
+    }
+  }
+  work.partials = streamed;
+  CutTotals(&warp_totals)[kCutWarps] = state.warp_totals;
+  const CutTotals all = scan_block(work, warp_totals).all;
+  const std::int64_t run = run_length(w.shape, all.items);
+  if (thread == 0) {
+    w.cut.item_offsets[0] = w.cut.partial_offsets[0] = 0;
+    const bool equal = state.fewest_units == state.most_units;
+    *w.cut.slots = slots_of(static_cast<std::int32_t>(all.partials) * w.shape.head_tiles,
+                            w.max_slots, equal ? state.most_units : 0);
+  }
   CutTotals before;
   for (std::int32_t first = 0; first < n; first += kCutThreads) {
     const std::int32_t b = first + thread;

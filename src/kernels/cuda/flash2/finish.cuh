@@ -25,10 +25,10 @@ __device__ inline float factor_of(const AttendParams& a, int head, RowStats stat
   return shrink / (stats.sum * shrink + 1.0F);
 }
 
-__device__ inline void write_lse(const AttendParams& a, std::int32_t b, std::int32_t i,
-                                 std::int32_t head, RowStats stats) {
+/// `token` counts all of the step's.
+__device__ inline void write_lse(const AttendParams& a, std::int64_t token, std::int32_t head,
+                                 RowStats stats) {
   if (a.lse == nullptr) return;
-  const std::int64_t token = std::int64_t{a.batch.token_offsets[b]} + i;
   a.lse[token * a.lse_token_stride + head * a.lse_head_stride] =
       stats.sum == 0.0F ? -INFINITY : (stats.max + log2f(stats.sum)) * kLn2;
 }

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/flash2/flash2.h"
 
+#include <fmt/format.h>
+#include <octavo/error.h>
+
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <limits>
 #include <type_traits>
 
@@ -51,6 +56,7 @@ struct Call {
       partial_offsets = take(num_seqs + 1, sizeof(std::int64_t));
       split_tiles = take(num_seqs, sizeof(std::int32_t));
       num_splits = take(num_seqs, sizeof(std::int32_t));
+      slots = take(1, sizeof(Slots));
     }
     stats = take(rows, sizeof(RowStats));
     partials = take(rows * instance.dim, sizeof(float));
@@ -63,7 +69,7 @@ struct Call {
   CutShape shape;
   CutBounds bounds;
   /// Bytes in the workspace.
-  std::size_t item_offsets = 0, partial_offsets = 0, split_tiles = 0, num_splits = 0;
+  std::size_t item_offsets = 0, partial_offsets = 0, split_tiles = 0, num_splits = 0, slots = 0;
   std::size_t stats = 0, partials = 0;
   std::size_t end = 0;
   std::int64_t slot_partials = 0;
@@ -107,6 +113,35 @@ bool is_multiple(std::uintptr_t bytes, const void* data, std::int64_t size,
                      layout.head_stride);
 }
 
+/// Where rows of K and V lie, in 32 bits.
+void set_row_steps(const KvPages& kv, Work& work) {
+  const auto bytes_of = [](const PagedTensor& tensor) {
+    return std::array{tensor.page_stride * 2, tensor.slot_stride * 2};
+  };
+  const auto [k_page, k_slot] = bytes_of(kv.k);
+  const auto [v_page, v_slot] = bytes_of(kv.v);
+  constexpr std::int64_t kMostUnit = std::int64_t{1} << 30U;
+  const std::int64_t all = k_page | k_slot | v_page | v_slot | kMostUnit;
+  const std::int64_t unit = all & -all;
+  const auto steps = [&](std::int64_t page, std::int64_t slot) {
+    constexpr double kMost = std::numeric_limits<std::int32_t>::max();
+    const double farthest =
+        (std::abs(static_cast<double>(page)) * static_cast<double>(kv.num_pages) +
+         std::abs(static_cast<double>(slot)) * kv.page_size) /
+        static_cast<double>(unit);
+    if (farthest >= kMost)
+      throw Error(
+          ErrorCode::Unsupported,
+          fmt::format("k and v: wanted pages of up to 2^31 times {} bytes in all, got {:.0f} "
+                      "times as many (backend unfused takes them)",
+                      unit, farthest));
+    return RowSteps{static_cast<std::int32_t>(page / unit), static_cast<std::int32_t>(slot / unit)};
+  };
+  work.row_unit = static_cast<std::int32_t>(unit);
+  work.k_steps = steps(k_page, k_slot);
+  work.v_steps = steps(v_page, v_slot);
+}
+
 Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
              std::byte* arrived) {
   const auto longs = [&](std::size_t place) {
@@ -122,7 +157,8 @@ Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
   work.cut = {.item_offsets = longs(call.item_offsets),
               .partial_offsets = longs(call.partial_offsets),
               .split_tiles = ints(call.split_tiles),
-              .num_splits = ints(call.num_splits)};
+              .num_splits = ints(call.num_splits),
+              .slots = reinterpret_cast<Slots*>(workspace + call.slots)};
   work.dim = call.instance.dim;
   work.tile_rows = call.instance.rows;
   work.max_items = call.bounds.num_items;
@@ -138,10 +174,13 @@ Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
   constexpr std::int32_t kMostTogether = 16;  // keys of a warp's load
   work.rows_together =
       params.batch.page_table == nullptr || params.kv.page_size % kMostTogether == 0;
+  if (!work.rows_together) set_row_steps(params.kv, work);
   work.num_pages = static_cast<std::int32_t>(
       std::min<std::int64_t>(params.kv.num_pages, std::numeric_limits<std::int32_t>::max()));
   work.by_page = divider_of(static_cast<std::uint32_t>(params.kv.page_size));
   work.by_heads = divider_of(static_cast<std::uint32_t>(call.tiling.heads));
+  work.by_last_heads = divider_of(static_cast<std::uint32_t>(
+      call.tiling.group - (call.tiling.tiles_per_group - 1) * call.tiling.heads));
   return work;
 }
 

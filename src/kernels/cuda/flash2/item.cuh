@@ -24,6 +24,7 @@ struct alignas(16) Item {
   const std::int32_t* pages = nullptr;  ///< The sequence's row of the page table.
   std::int32_t row = 0;                 ///< Without a page table the page.
   std::int32_t b = 0;
+  std::int32_t begin_token = 0;  ///< Of the sequence's new ones, among those of the step.
   std::int32_t first_token = 0;
   std::int32_t num_tokens = 0;
   std::int32_t first_head = 0;
@@ -39,6 +40,11 @@ struct alignas(16) Item {
 
   [[nodiscard]] __device__ int num_rows() const { return num_tokens * num_heads; }
 };
+
+/// Whether some token of the item doesn't see some of `count` keys.
+__device__ inline bool is_masked(const Item& item, int first_key, int count) {
+  return first_key < item.whole_begin || first_key + count > item.whole_end;
+}
 
 /// The fields that follow from the tokens.
 __device__ inline void set_keys(const Work& w, std::int32_t new_tokens, Item& item) {
@@ -85,34 +91,71 @@ __device__ inline std::int32_t last_begun(const std::int64_t* offsets, std::int3
   return low;
 }
 
+/// What a lane knows of a sequence that makes items.
+struct CutRow {
+  std::uint32_t first_item = 0;
+  std::int32_t begin_token = 0;
+  std::int32_t end_token = 0;
+  std::int32_t kv_len = 0;
+  std::int32_t splits = 1;
+  std::int32_t split_tiles = 1;
+};
+__device__ inline CutRow cut_row(const Work& w, std::int32_t b) {
+  const StepBatch& batch = w.attend.batch;
+  return {static_cast<std::uint32_t>(w.cut.item_offsets[b]),
+          batch.token_offsets[b],
+          batch.token_offsets[b + 1],
+          batch.kv_lens[b],
+          w.cut.num_splits[b],
+          w.cut.split_tiles[b]};
+}
+/// To all lanes what lane `from` has.
+__device__ inline CutRow shared_row(const CutRow& row, int from) {
+  const auto of = [&](std::int32_t value) { return __shfl_sync(kAllLanes, value, from); };
+  return {__shfl_sync(kAllLanes, row.first_item, from),
+          of(row.begin_token),
+          of(row.end_token),
+          of(row.kv_len),
+          of(row.splits),
+          of(row.split_tiles)};
+}
+
 /// Item `index` of the step's, `items` a head tile; a warp's work. Items of one head tile lie side
-/// by side, so that blocks at work together share its keys.
-__device__ inline Item cut_item(const Work& w, std::uint32_t index, std::uint32_t items) {
+/// by side, so that blocks at work together share its keys. `row` is what the lane knows of the
+/// sequence of its number, so that with up to 32 of them no load waits for another.
+__device__ inline Item cut_item(const Work& w, std::uint32_t index, std::uint32_t items,
+                                CutRow row) {
   const AttendParams& a = w.attend;
   const std::uint32_t head_tile = index / items;
   const std::uint32_t within_heads = index - head_tile * items;
   Item item;
-  item.b = last_begun(w.cut.item_offsets, a.batch.num_seqs, within_heads);
-  const auto within = static_cast<std::int32_t>(
-      within_heads - static_cast<std::uint32_t>(w.cut.item_offsets[item.b]));
-  const std::int32_t new_tokens = cuda::new_tokens(a.batch, item.b);
-  const std::int32_t splits = w.cut.num_splits[item.b];
-  const std::int32_t q_tile = splits == 1 ? within : within / splits;
-  const std::int32_t split = within - q_tile * splits;
+  if (a.batch.num_seqs <= kLanes) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const bool begun = lane < a.batch.num_seqs && row.first_item <= within_heads;
+    item.b = __popc(__ballot_sync(kAllLanes, begun)) - 1;
+    row = shared_row(row, item.b);
+  } else {
+    item.b = last_begun(w.cut.item_offsets, a.batch.num_seqs, within_heads);
+    row = cut_row(w, item.b);
+  }
+  const auto within = static_cast<std::int32_t>(within_heads - row.first_item);
+  const std::int32_t new_tokens = row.end_token - row.begin_token;
+  const std::int32_t q_tile = row.splits == 1 ? within : div_small(within, row.splits);
+  const std::int32_t split = within - q_tile * row.splits;
+  item.begin_token = row.begin_token;
   item.first_token = q_tile * w.tiling.q_tile;
   item.num_tokens = min(w.tiling.q_tile, new_tokens - item.first_token);
-  item.kv_len = a.batch.kv_lens[item.b];
+  item.kv_len = row.kv_len;
   set_heads(w, static_cast<std::int32_t>(head_tile), item);
   set_keys(w, new_tokens, item);
-  const std::int32_t tiles = w.cut.split_tiles[item.b];
-  item.keys.first_tile = min(item.keys.first_tile + split * tiles, item.keys.end_tile);
-  if (split + 1 < splits)
-    item.keys.end_tile = min(item.keys.first_tile + tiles, item.keys.end_tile);
-  if (splits > 1) {
-    const std::int64_t row =
-        w.cut.partial_offsets[item.b] + std::int64_t{item.first_token} * splits + split;
-    item.partial_base = row * a.num_q_heads + item.first_head;
-    item.token_step = splits * a.num_q_heads;
+  item.keys.first_tile = min(item.keys.first_tile + split * row.split_tiles, item.keys.end_tile);
+  if (split + 1 < row.splits)
+    item.keys.end_tile = min(item.keys.first_tile + row.split_tiles, item.keys.end_tile);
+  if (row.splits > 1) {
+    const std::int64_t first =
+        w.cut.partial_offsets[item.b] + std::int64_t{item.first_token} * row.splits + split;
+    item.partial_base = first * a.num_q_heads + item.first_head;
+    item.token_step = row.splits * a.num_q_heads;
     item.head_step = 1;
   }
   return item;
@@ -120,6 +163,7 @@ __device__ inline Item cut_item(const Work& w, std::uint32_t index, std::uint32_
 
 /// What a lane knows of a sequence.
 struct RowLengths {
+  std::int32_t begin_token = 0;
   std::int32_t new_tokens = 0;
   std::int32_t kv_len = 0;
   std::int32_t units = 0;
@@ -127,7 +171,8 @@ struct RowLengths {
 __device__ inline RowLengths lengths_of_row(const Work& w, std::int32_t b) {
   const StepBatch& batch = w.attend.batch;
   if (b >= batch.num_seqs) return {};
-  RowLengths row{cuda::new_tokens(batch, b), batch.kv_lens[b]};
+  RowLengths row{batch.token_offsets[b], 0, batch.kv_lens[b]};
+  row.new_tokens = batch.token_offsets[b + 1] - row.begin_token;
   row.units = units_of(w.shape, row.new_tokens, row.kv_len);
   return row;
 }
@@ -179,6 +224,7 @@ class SlotWalk {
     const std::int32_t end = begin + units_;
     Item item;
     item.b = b_;
+    item.begin_token = begin_token_;
     item.num_tokens = new_tokens_;
     item.kv_len = kv_len_;
     set_heads(w, head_tile, item);
@@ -224,6 +270,7 @@ class SlotWalk {
     }
     const int found = __ffs(static_cast<int>(beyond)) - 1;
     units_ = __shfl_sync(kAllLanes, row.units, found);
+    begin_token_ = __shfl_sync(kAllLanes, row.begin_token, found);
     new_tokens_ = __shfl_sync(kAllLanes, row.new_tokens, found);
     kv_len_ = __shfl_sync(kAllLanes, row.kv_len, found);
     row_begin_ = (before + __shfl_sync(kAllLanes, sum_so_far, found) - units_) * w.shape.head_tiles;
@@ -235,7 +282,8 @@ class SlotWalk {
   std::int32_t at_ = 0;  ///< Unit.
   std::int32_t end_ = 0;
   std::int32_t b_ = 0;
-  std::int32_t new_tokens_ = 0;  ///< Of b_.
+  std::int32_t begin_token_ = 0;  ///< Of b_.
+  std::int32_t new_tokens_ = 0;
   std::int32_t kv_len_ = 0;
   std::int32_t units_ = 1;      ///< Of one head tile.
   std::int32_t row_begin_ = 0;  ///< First unit of b_.

@@ -11,6 +11,11 @@
 
 namespace octavo::kernels::flash2 {
 
+/// Keys that some of a warp's rows see, and that all of them see.
+struct alignas(16) RowSpan {
+  std::int32_t begin, end, whole_begin, whole_end;
+};
+
 /// What all threads of a block know, in shared memory.
 template <typename ConfigT>
 struct BlockState {
@@ -20,6 +25,7 @@ struct BlockState {
   bool has_item;
   bool has_more;  ///< Items after this one.
   bool is_last;
+  RowSpan spans[ConfigT::kWarps];            ///< Where rows are dealt to warps.
   std::int64_t row_offsets[ConfigT::kRows];  ///< Of the item's rows, in q or where they go to.
 };
 
@@ -30,11 +36,19 @@ template <typename ConfigT>
 __device__ void first_item(const Work& w, BlockState<ConfigT>& state) {
   if (threadIdx.x < kLanes) {
     RowLengths row;
-    const Slots slots = w.max_slots > 0 ? SlotWalk::slots(w, row) : Slots{};
-    const auto count = static_cast<std::uint32_t>(slots.count);
+    CutRow own;
+    Slots slots;
     std::uint32_t items = 0;  // of a head tile
-    if (!ConfigT::kFew && w.max_items > 0)
-      items = static_cast<std::uint32_t>(w.cut.item_offsets[w.attend.batch.num_seqs]);
+    const std::int32_t num_seqs = w.attend.batch.num_seqs;
+    const bool cut_before = !ConfigT::kFew && w.max_items > 0;
+    if (cut_before) {
+      items = static_cast<std::uint32_t>(w.cut.item_offsets[num_seqs]);
+      slots = *w.cut.slots;
+      if (num_seqs <= kLanes) own = cut_row(w, min(static_cast<int>(threadIdx.x), num_seqs - 1));
+    } else if (w.max_slots > 0) {
+      slots = SlotWalk::slots(w, row);
+    }
+    const auto count = static_cast<std::uint32_t>(slots.count);
     const std::uint32_t all_items = items * static_cast<std::uint32_t>(w.shape.head_tiles);
     const std::uint32_t block = blockIdx.x;
     bool has_item = block < all_items + count;
@@ -51,11 +65,12 @@ __device__ void first_item(const Work& w, BlockState<ConfigT>& state) {
     std::int32_t own_slot = -1;
     if (has_item && slots_upto > slot) {
       own_slot = static_cast<std::int32_t>(slot);
+      if (cut_before) row = lengths_of_row(w, static_cast<std::int32_t>(threadIdx.x));
       walk = SlotWalk(w, slots, own_slot, row);
       has_item = !walk.done();
       if (has_item) item = walk.next(w, own_slot);
     } else if (!ConfigT::kFew && has_item) {
-      item = cut_item(w, all_items - 1 - (block - slot), items);
+      item = cut_item(w, all_items - 1 - (block - slot), items, own);
     }
     if (threadIdx.x == 0) {
       state.item = item;
@@ -88,18 +103,22 @@ __device__ void next_item(const Work& w, BlockState<ConfigT>& state) {
 struct RowPlace {
   bool exists = false;
   std::int32_t token = 0;  ///< Of the sequence's new ones.
-  std::int32_t head = 0;
+  std::int32_t head = 0;   ///< Of all query heads.
 };
 /// The token and query head of row `row` of the item's tile.
 __device__ inline RowPlace place_of_row(const Work& w, const Item& item, int row) {
   if (row >= item.num_rows()) return {};
-  int token = row;
-  if (item.num_heads == w.tiling.heads) {
-    token = static_cast<int>(divide(static_cast<std::uint32_t>(row), w.by_heads));
-  } else {
-    token = row / item.num_heads;  // the last tile of a wide group
-  }
+  const Divider by = item.num_heads == w.tiling.heads ? w.by_heads : w.by_last_heads;
+  const auto token = static_cast<int>(divide(static_cast<std::uint32_t>(row), by));
   return {true, item.first_token + token, item.first_head + row - token * item.num_heads};
+}
+
+/// Element offset of a row of the item's in q or the output.
+__device__ inline std::int64_t row_offset(const TokenLayout& layout, const Item& item,
+                                          const RowPlace& place) {
+  const std::int64_t before =
+      layout.ragged ? item.begin_token * layout.token_stride : item.b * layout.batch_stride;
+  return before + place.token * layout.token_stride + place.head * layout.head_stride;
 }
 
 __device__ inline std::int64_t partial_row(const Item& item, const RowPlace& place) {
@@ -147,8 +166,7 @@ __device__ void write_row(const Work& w, const Item& item, int row, const RowSum
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const RowPlace place = place_of_row(w, item, row);
   const float factor = factor_of(a, place.head, sums.stats);
-  const std::int64_t to = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
-                          place.head * a.out_layout.head_stride;
+  const std::int64_t to = row_offset(a.out_layout, item, place);
 #pragma unroll
   for (int v = 0; v < Sums::kVectors; ++v) {
     const int dim = v * Sums::kStep + lane * Sums::kVector;
@@ -166,7 +184,7 @@ __device__ void write_row(const Work& w, const Item& item, int row, const RowSum
       }
     }
   }
-  if (lane == 0) write_lse(a, item.b, place.token, place.head, sums.stats);
+  if (lane == 0) write_lse(a, item.begin_token + place.token, place.head, sums.stats);
 }
 
 /// Adds parts of rows row, row + kWarps … of a piece, kAtOnce at most and before end_row, in their

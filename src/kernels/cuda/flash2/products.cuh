@@ -184,11 +184,11 @@ __device__ void mask_keys(const RowMask& mask, int first_key, Scores<kTiles>& sc
 }
 
 /// Products of 16 kRowTiles rows from first_row on with the keys from first_key on, to what weigh
-/// takes: with softcap and ALiBi, and without keys that a row doesn't see.
+/// takes: with softcap and ALiBi, and, where `masked`, without keys that a row doesn't see.
 template <int kRowTiles, int kTiles>
 __device__ void finish_logits(const Work& w, const Item& item, LogitRule rule, int first_row,
-                              int first_key, int lane, float (&scores)[kRowTiles][kTiles][4]) {
-  const bool masked = first_key < item.whole_begin || first_key + kTiles * 8 > item.whole_end;
+                              int first_key, bool masked, int lane,
+                              float (&scores)[kRowTiles][kTiles][4]) {
   if (!masked && rule.plain) return;
   const int own_key = first_key + 2 * (lane % 4);
 #pragma unroll
@@ -209,42 +209,64 @@ __device__ inline float sum_of_row(float value) {
   return value + __shfl_xor_sync(kAllLanes, value, 2);
 }
 
-/// Logits to weights, with what was summed before scaled to the new largest. `sum` is the thread's
-/// own keys' alone.
+/// The largest of a thread's own logits in a row.
+template <int kTiles>
+__device__ float own_largest(const Scores<kTiles>& scores, int r) {
+  float max = scores[0][2 * r];
+#pragma unroll
+  for (const auto& score : scores) max = fmaxf(max, fmaxf(score[2 * r], score[2 * r + 1]));
+  return max;
+}
+
+/// How far, in powers of two, a row's logits may outgrow what its sums are relative to.
+inline constexpr float kMostGrowth = 8.0F;
+
+/// Logits to weights, relative to each row's base; `sum` is the thread's own keys' alone. Bases,
+/// and with them sums, are brought up to the largest logit only where one has outgrown its base far
+/// enough to matter: weights stay below 2^8, whose rounding is relative, so that nothing is lost,
+/// and lanes need not tell each other the largest of each tile (Zadouri et al., FlashAttention-4,
+/// 2026, rescale as seldom).
 template <int kRowTiles, int kTiles, int kOutTiles>
 __device__ void weigh(float factor, float (&scores)[kRowTiles][kTiles][4],
                       RowStats (&stats)[kRowTiles][2], float (&out)[kRowTiles][kOutTiles][4]) {
-  float shrink[kRowTiles][2];
-  bool grown = false;
+  bool outgrown = false;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float max = scores[m][0][2 * r];
+      outgrown =
+          outgrown || own_largest<kTiles>(scores[m], r) * factor > stats[m][r].max + kMostGrowth;
+    }
+  }
+  if (__any_sync(kAllLanes, outgrown)) {
 #pragma unroll
-      for (auto& score : scores[m]) max = fmaxf(max, fmaxf(score[2 * r], score[2 * r + 1]));
-      max = fmaxf(stats[m][r].max, largest_of_row(max) * factor);
-      const float base = max == -INFINITY ? 0.0F : max;  // has seen nothing: weights 0
-      shrink[m][r] = cuda::fast_exp2(stats[m][r].max - base);
-      grown = grown || max > stats[m][r].max;
-      float sum = stats[m][r].sum * shrink[m][r];
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float max =
+            fmaxf(stats[m][r].max, largest_of_row(own_largest<kTiles>(scores[m], r)) * factor);
+        const float shrink = max == -INFINITY ? 1.0F : cuda::fast_exp2(stats[m][r].max - max);
+        stats[m][r] = {max, stats[m][r].sum * shrink};
+#pragma unroll
+        for (auto& part : out[m]) {
+          part[2 * r] *= shrink;
+          part[2 * r + 1] *= shrink;
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float base = stats[m][r].max == -INFINITY ? 0.0F : stats[m][r].max;  // weights 0
 #pragma unroll
       for (auto& score : scores[m]) {
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
           score[e] = cuda::fast_exp2(fmaf(score[e], factor, -base));
-          sum += score[e];
+          stats[m][r].sum += score[e];
         }
       }
-      stats[m][r] = {max, sum};
-    }
-  }
-  // As long as no row's largest grows, which is most of a long sequence, all factors are 1.
-  if (!__any_sync(kAllLanes, grown)) return;
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (auto& part : out[m]) {
-      for (int e = 0; e < 4; ++e) part[e] *= shrink[m][e / 2];
     }
   }
 }

@@ -86,9 +86,8 @@ __device__ __noinline__ void write_results(const Work& w, BlockState<ConfigT>& s
       state.row_offsets[row] = partial_row(item, place);
       w.stats[state.row_offsets[row]] = stats;
     } else {
-      state.row_offsets[row] = cuda::token_offset(a.out_layout, a.batch, item.b, place.token) +
-                               place.head * a.out_layout.head_stride;
-      write_lse(a, item.b, place.token, place.head, stats);
+      state.row_offsets[row] = row_offset(a.out_layout, item, place);
+      write_lse(a, item.begin_token + place.token, place.head, stats);
       results.stats()[row].sum = factor_of(a, place.head, stats);
     }
   }

@@ -10,8 +10,8 @@ namespace octavo::kernels::flash2 {
 namespace {
 
 __global__ void __launch_bounds__(kCutThreads) cut_kernel(const __grid_constant__ Work work) {
-  __shared__ CutTotals totals_smem[kCutWarps];
-  cut_block(work, totals_smem);
+  __shared__ CutState state_smem;
+  cut_block(work, state_smem);
 }
 
 __global__ void __launch_bounds__(kCombineThreads)

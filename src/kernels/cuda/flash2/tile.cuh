@@ -44,11 +44,9 @@ __device__ constexpr SmemAddress rows_on(SmemAddress chunk, int rows) {
 /// The bits of eight elements of q, rotated where asked.
 template <typename T>
 __device__ uint4 read_query(const Work& w, const Frequencies& frequencies, const Item& item,
-                            int token, int head, int d) {
+                            const RowPlace& place, int d) {
   const AttendParams& a = w.attend;
-  const T* from = static_cast<const T*>(a.q) +
-                  cuda::token_offset(a.q_layout, a.batch, item.b, token) +
-                  head * a.q_layout.head_stride;
+  const T* from = static_cast<const T*>(a.q) + row_offset(a.q_layout, item, place);
   cuda::Vector<T> own;
   if (w.q_in_vectors) {
     own.bits = *reinterpret_cast<const uint4*>(from + d);
@@ -57,9 +55,8 @@ __device__ uint4 read_query(const Work& w, const Frequencies& frequencies, const
     for (int e = 0; e < kChunk; ++e) own.elements[e] = from[d + e];
   }
   if (d < a.rope.rotary_dim) {
-    std::int64_t position = item.first_position + token - item.first_token;
-    if (a.rope.positions != nullptr)
-      position = a.rope.positions[a.batch.token_offsets[item.b] + token];
+    std::int64_t position = item.first_position + place.token - item.first_token;
+    if (a.rope.positions != nullptr) position = a.rope.positions[item.begin_token + place.token];
 #pragma unroll
     for (int e = 0; e < kChunk; ++e) {
       if (d + e >= a.rope.rotary_dim) break;
@@ -83,9 +80,7 @@ __device__ inline bool copies_queries(const Work& w) {
 __device__ inline std::int64_t query_offset(const Work& w, const Item& item, int row) {
   const AttendParams& a = w.attend;
   const RowPlace place = place_of_row(w, item, row);
-  if (!place.exists) return kNoOffset;
-  return cuda::token_offset(a.q_layout, a.batch, item.b, place.token) +
-         place.head * a.q_layout.head_stride;
+  return place.exists ? row_offset(a.q_layout, item, place) : kNoOffset;
 }
 
 /// Copies the first `rows` rows of q, whose offsets offset_of(row) gives.
@@ -128,7 +123,7 @@ __device__ __noinline__ void load_any_queries(const Work& w, Frequencies frequen
     const RowPlace place = place_of_row(w, item, row);
     uint4 bits{};
     if (place.exists && chunk * kChunk < w.attend.head_dim)
-      bits = read_query<T>(w, frequencies, item, place.token, place.head, chunk * kChunk);
+      bits = read_query<T>(w, frequencies, item, place, chunk * kChunk);
     *reinterpret_cast<uint4*>(to + place_of<ConfigT>(row, chunk)) = bits;
   }
 }
@@ -212,14 +207,15 @@ class KeyLoader {
   }
 
   __device__ void load_keys(SmemAddress to) const {
-    load(item_.k_head, w_.attend.kv.k, w_.attend.head_dim, to);
+    load(item_.k_head, w_.attend.kv.k, w_.k_steps, w_.attend.head_dim, to);
   }
   __device__ void load_values(SmemAddress to) const {
-    load(item_.v_head, w_.attend.kv.v, w_.attend.head_dim_v, to);
+    load(item_.v_head, w_.attend.kv.v, w_.v_steps, w_.attend.head_dim_v, to);
   }
 
  private:
   static constexpr std::int32_t kNowhere = -1;  ///< Zeros are to be had.
+  static constexpr std::int32_t kNoRow = -0x7FFFFFFF - 1;
   static constexpr int kChunks = ConfigT::kDim / kChunk;
   static constexpr int kRowsAtOnce = kLanes / kChunks;
 
@@ -245,15 +241,16 @@ class KeyLoader {
     return (page_ * tensor.page_stride + slot * tensor.slot_stride) * 2;
   }
 
-  __device__ void load(const char* head, const PagedTensor& tensor, int dim, SmemAddress to) const {
+  __device__ void load(const char* head, const PagedTensor& tensor, RowSteps steps, int dim,
+                       SmemAddress to) const {
     const int chunk = lane() % kChunks;
     const int row = lane() / kChunks;
     const SmemAddress first = to + place_of<ConfigT>(first_row() + row, chunk);
     const bool has_chunk = chunk * kChunk < dim;
     const auto key = static_cast<std::uint32_t>(own_key());
-    const std::int64_t own = offset_of(tensor, slot_of(key));
     if (w_.rows_together) {
-      const char* from = head + own + row * tensor.slot_stride * 2 + chunk * (kChunk * 2);
+      const char* from = head + offset_of(tensor, slot_of(key)) + row * tensor.slot_stride * 2 +
+                         chunk * (kChunk * 2);
       const std::int64_t step = tensor.slot_stride * (2 * kRowsAtOnce);
       const bool any = has_page() && has_chunk;
       const auto first_key = static_cast<std::int32_t>(key);
@@ -278,14 +275,17 @@ class KeyLoader {
       }
       return;
     }
-    // As an offset, so that one number tells both.
-    const std::int64_t own_offset = has_page() ? own : kNoOffset;
+    // One number tells where, and whether at all.
+    const std::int32_t own =
+        has_page() ? page_ * steps.page + static_cast<std::int32_t>(slot_of(key)) * steps.slot
+                   : kNoRow;
+    const char* from = head + chunk * (kChunk * 2);
 #pragma unroll
     for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) {
-      const std::int64_t offset = __shfl_sync(kAllLanes, own_offset, at + row);
-      const bool valid = offset != kNoOffset && has_chunk;
+      const std::int32_t place = __shfl_sync(kAllLanes, own, at + row);
+      const bool valid = place != kNoRow && has_chunk;
       cuda::copy_async(rows_on<ConfigT>(first, at),
-                       valid ? head + offset + chunk * (kChunk * 2) : head, valid);
+                       from + std::int64_t{valid ? place : 0} * w_.row_unit, valid);
     }
   }
 

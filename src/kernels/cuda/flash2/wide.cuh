@@ -229,7 +229,9 @@ __device__ void attend_wide_item(const Work& w, const Frequencies& frequencies,
       if (scores_keys) {
         multiply_keys<T, ConfigT>(scores, buffers.q, first_row, buffers.k(tile), part * 16, lane,
                                   [](int) {});
-        finish_logits(w, item, rule, first_row, tile * ConfigT::kKeys + part * 16, lane, scores);
+        const int first_key = tile * ConfigT::kKeys + part * 16;
+        finish_logits(w, item, rule, first_row, first_key, is_masked(item, first_key, 16), lane,
+                      scores);
         tell_largest(buffers, rule.factor, part, first_row, lane, scores);
       }
       __syncthreads();  // the largest logits are there; the keys are no longer needed

@@ -28,13 +28,21 @@ struct CutArrays {
   std::int64_t* partial_offsets = nullptr;  ///< [num_seqs + 1]
   std::int32_t* split_tiles = nullptr;      ///< [num_seqs]
   std::int32_t* num_splits = nullptr;       ///< [num_seqs]
+  Slots* slots = nullptr;                   ///< One: the streamed sequences' beside the items.
 };
 
-/// Of a row's keys so far: the largest logit and the sum of 2^(logit - largest), logits in units of
-/// log2(e).
+/// Of a row's keys so far: a base that the largest logit is not much above, and the sum of
+/// 2^(logit - base), logits in units of log2(e).
 struct RowStats {
   float max;
   float sum;
+};
+
+/// Steps in K or V from page to page and from slot to slot, in units of a power of two of bytes, so
+/// that where a row lies is one number of 32 bits.
+struct RowSteps {
+  std::int32_t page = 0;
+  std::int32_t slot = 0;
 };
 
 struct Work {
@@ -55,8 +63,11 @@ struct Work {
   bool out_in_vectors = false;       ///< 16 bytes of out may be written at once.
   bool rows_together = false;        ///< Sixteen keys from a multiple of 16 on lie in one page.
   std::int32_t num_pages = 0;        ///< Of the pool, as far as 32-bit ids go.
+  std::int32_t row_unit = 16;        ///< Bytes, of k_steps and v_steps.
+  RowSteps k_steps, v_steps;         ///< Where rows don't lie together.
   Divider by_page;                   ///< By the slots of a page.
-  Divider by_heads;                  ///< By the heads of a tile.
+  Divider by_heads;                  ///< By the heads of a tile,
+  Divider by_last_heads;             ///< and of the last tile of a group.
 };
 
 /// Fills the cut from the lengths in device memory.
