@@ -50,8 +50,8 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
   const int first_row = warp * kWarpRows;
   const bool has_rows = first_row < item.num_rows();
   const int end_tile = item.keys.end_tile;
-  KeyLoader<ConfigT> loader(w, item);
-  loader.look_up(item.keys.first_tile);
+  KeyLoader<ConfigT> loader(w);
+  loader.look_up(key_places(item), item.keys.first_tile);
   if (copies_queries(w)) {
     copy_own_queries<T, ConfigT, kWarpRows>(w, item, first_row, buffers.q);
   } else {
@@ -59,10 +59,6 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
   }
   // In shared memory: there are no registers to spare.
   find_span<kWarpRows>(w, item, first_row, state.spans[warp]);
-  const RowSpan& span = state.spans[warp];
-  const auto sees = [&](int first_key) {
-    return first_key < span.end && first_key + kScoreKeys > span.begin;
-  };
   const LogitRule rule = logit_rule(w.attend);
   float out[kRowTiles][ConfigT::kDim / 8][4] = {};
   RowStats stats[kRowTiles][2];
@@ -72,38 +68,36 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
 #pragma unroll 1
   for (int tile = item.keys.first_tile - kAhead; tile < end_tile; ++tile) {
     const bool is_here = tile >= item.keys.first_tile;
+    const KeyPlaces places = key_places(item);
+    unsigned sights =
+        sights_of<kScoreKeys, ConfigT::kKeys>(state.spans[warp], tile * ConfigT::kKeys);
     if (is_here) {
       cuda::wait_copies<kAhead - 1>();
       __syncthreads();  // the tile is there, for all; and the one before is no longer needed
     }
     const int to = stage == 0 ? ConfigT::kStages - 1 : stage - 1;
     const bool loads = tile + kAhead < end_tile;
-    bool works = is_here && has_rows;
+    const bool works = is_here && has_rows && (sights & kSeesAny) != 0;
     SpreadCopies copies{};
     if constexpr (kSpreads) {
-      works = works && sees(tile * ConfigT::kKeys);
-      copies = loader.spread(buffers.k(to), buffers.v(to));
+      copies = loader.spread(places, buffers.k(to), buffers.v(to));
       copies.wanted = copies.wanted && loads && works;
     }
-    if (loads && !copies.wanted) {
-      loader.load_keys(buffers.k(to));
-      loader.load_values(buffers.v(to));
-    }
+    if (loads && !copies.wanted) loader.load_tile(places, buffers.k(to), buffers.v(to));
     if constexpr (!kSpreads) cuda::commit_copies();
-    loader.look_up(tile + kAhead + 1);
+    loader.look_up(places, tile + kAhead + 1);
     if (works) {
 #pragma unroll 1
-      for (int first = 0; first < ConfigT::kKeys; first += kScoreKeys) {
-        const int first_key = tile * ConfigT::kKeys + first;
-        if (!kSpreads && !sees(first_key)) continue;
+      for (int first = 0; first < ConfigT::kKeys; first += kScoreKeys, sights >>= 1U) {
+        if ((sights & 1U) == 0) continue;
         float scores[kRowTiles][kTiles][4];
         multiply_keys<T, ConfigT>(scores, buffers.q, first_row, buffers.k(stage), first, lane,
                                   [&](int step) {
                                     if constexpr (kSpreads) loader.copy(copies, step);
                                   });
         if constexpr (kSpreads) cuda::commit_copies();
-        const bool masked = first_key < span.whole_begin || first_key + kScoreKeys > span.whole_end;
-        finish_logits(w, item, rule, first_row, first_key, masked, lane, scores);
+        finish_logits(w, item, rule, first_row, tile * ConfigT::kKeys + first,
+                      (sights & kMasked) != 0, lane, scores);
         weigh(rule.factor, scores, stats, out);
         multiply_values<T, ConfigT>(out, scores, buffers.v(stage), first, 0, lane);
       }
@@ -232,8 +226,8 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
   const int first_tile = warp % ConfigT::kDimParts * kPartTiles;
   const int first_key = group * kGroupKeys;
   const int end_tile = item.keys.end_tile;
-  KeyLoader<ConfigT> loader(w, item);
-  loader.look_up(item.keys.first_tile);
+  KeyLoader<ConfigT> loader(w);
+  loader.look_up(key_places(item), item.keys.first_tile);
   const LogitRule rule = logit_rule(w.attend);
   float out[kRowTiles][kPartTiles][4] = {};
   RowStats stats[kRowTiles][2];
@@ -244,6 +238,7 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
   for (int tile = item.keys.first_tile - ConfigT::kStages; tile < end_tile; ++tile) {
     const bool is_here = tile >= item.keys.first_tile;
     const bool loads = tile + ConfigT::kStages < end_tile;
+    const KeyPlaces places = key_places(item);
     float scores[kRowTiles][kGroupKeys / 8][4];
     if (is_here) {
       if (tile == item.keys.first_tile) {
@@ -257,7 +252,7 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
                                 [](int) {});
       sync_group<ConfigT>(group);
     }
-    if (loads) loader.load_keys(buffers.k(stage));
+    if (loads) loader.load_keys(places, buffers.k(stage));
     cuda::commit_copies();
     if (is_here) {
       const int key = tile * ConfigT::kKeys + first_key;
@@ -268,11 +263,11 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
       multiply_values<T, ConfigT>(out, scores, buffers.v(stage), first_key, first_tile, lane);
       sync_group<ConfigT>(group);
     }
-    if (loads) loader.load_values(buffers.v(stage));
+    if (loads) loader.load_values(places, buffers.v(stage));
     if (tile == item.keys.first_tile - ConfigT::kStages)
       load_queries<T, ConfigT>(w, frequencies, state, kRowTiles * kProductRows, smem);
     cuda::commit_copies();
-    loader.look_up(tile + ConfigT::kStages + 1);
+    loader.look_up(places, tile + ConfigT::kStages + 1);
     stage = next_stage<ConfigT::kStages>(stage);
   }
   cuda::wait_copies<0>();

@@ -18,11 +18,11 @@ inline constexpr float kLn2 = 0.693147181F;
 /// of the two, so that neither exponential overflows.
 __device__ inline float factor_of(const AttendParams& a, int head, RowStats stats) {
   if (stats.sum == 0.0F) return 0.0F;
-  if (a.sinks == nullptr) return 1.0F / stats.sum;
+  if (a.sinks == nullptr) return __fdividef(1.0F, stats.sum);
   const float sink = a.sinks[head] * kLog2E;
-  if (sink <= stats.max) return 1.0F / (stats.sum + exp2f(sink - stats.max));
+  if (sink <= stats.max) return __fdividef(1.0F, stats.sum + exp2f(sink - stats.max));
   const float shrink = exp2f(stats.max - sink);
-  return shrink / (stats.sum * shrink + 1.0F);
+  return __fdividef(shrink, stats.sum * shrink + 1.0F);
 }
 
 /// `token` counts all of the step's.

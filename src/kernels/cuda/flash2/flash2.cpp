@@ -174,7 +174,7 @@ Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
   constexpr std::int32_t kMostTogether = 16;  // keys of a warp's load
   work.rows_together =
       params.batch.page_table == nullptr || params.kv.page_size % kMostTogether == 0;
-  if (!work.rows_together) set_row_steps(params.kv, work);
+  set_row_steps(params.kv, work);
   work.num_pages = static_cast<std::int32_t>(
       std::min<std::int64_t>(params.kv.num_pages, std::numeric_limits<std::int32_t>::max()));
   work.by_page = divider_of(static_cast<std::uint32_t>(params.kv.page_size));

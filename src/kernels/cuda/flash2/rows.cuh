@@ -12,6 +12,23 @@
 
 namespace octavo::kernels::flash2 {
 
+/// Of the parts of a tile's keys, one bit each from the lowest on: whether some row sees some of a
+/// part; and kMasked for the lowest: whether some row doesn't see some.
+inline constexpr unsigned kSeesAny = 0xFFFF;
+inline constexpr unsigned kMasked = 0x10000;
+template <int kPartKeys, int kKeys>
+__device__ unsigned sights_of(const RowSpan& span, int first_key) {
+  unsigned sights = 0;
+#pragma unroll
+  for (int part = 0; part < kKeys / kPartKeys; ++part) {
+    const int begin = first_key + part * kPartKeys;
+    const int end = begin + kPartKeys;
+    if (begin < span.end && end > span.begin) sights |= 1U << part;
+    if (begin < span.whole_begin || end > span.whole_end) sights |= kMasked << part;
+  }
+  return sights;
+}
+
 /// What rows first_row … first_row + kWarpRows - 1 see, to `span`, by a warp.
 template <int kWarpRows>
 __device__ void find_span(const Work& w, const Item& item, int first_row, RowSpan& span) {

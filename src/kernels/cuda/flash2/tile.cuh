@@ -153,47 +153,55 @@ struct SpreadCopies {
   bool has_k, has_v;
 };
 
+/// What an item says of where keys lie, read once a tile: each read of shared memory is waited for,
+/// and the compiler may not move them over copies.
+struct KeyPlaces {
+  const char* k_head;
+  const char* v_head;
+  KeySpan keys;
+  const std::int32_t* pages;
+  std::int32_t row;
+};
+__device__ inline KeyPlaces key_places(const Item& item) {
+  return {item.k_head, item.v_head, item.keys, item.pages, item.row};
+}
+
 /// Brings tiles of K and V. A warp brings kWarpKeys rows of each; its lanes look up where these lie
 /// (several lanes the same), and tell each other where rows may lie in different pages.
 template <typename ConfigT>
 class KeyLoader {
  public:
-  __device__ KeyLoader(const Work& w, const Item& item) : w_(w), item_(item) {}
+  explicit __device__ KeyLoader(const Work& w) : w_(w) {}
 
-  /// Looks up the rows of a tile for the next load_keys and load_values; what is found is not
-  /// waited for before that. Keys that none of the tokens sees, and pages outside the pool, read as
-  /// zeros: what lies there never spreads.
-  __device__ void look_up(int tile) {
+  /// Looks up the rows of a tile for what loads it next; what is found is not waited for before
+  /// that. Keys that none of the tokens sees, and pages outside the pool, read as zeros: what lies
+  /// there never spreads.
+  __device__ void look_up(const KeyPlaces& places, int tile) {
     tile_ = tile;
     page_ = kNowhere;
     const std::int32_t key = own_key();
-    if (tile >= item_.keys.end_tile || key >= item_.keys.end_key) return;
-    if (w_.rows_together ? key + ConfigT::kWarpKeys <= item_.keys.begin_key
-                         : key < item_.keys.begin_key)
+    if (tile >= places.keys.end_tile || key >= places.keys.end_key) return;
+    if (w_.rows_together ? key + ConfigT::kWarpKeys <= places.keys.begin_key
+                         : key < places.keys.begin_key)
       return;
-    page_ = item_.row;
+    page_ = places.row;
     if (w_.attend.batch.page_table != nullptr)
-      page_ = item_.pages[divide(static_cast<std::uint32_t>(key), w_.by_page)];
+      page_ = places.pages[divide(static_cast<std::uint32_t>(key), w_.by_page)];
   }
 
   /// The tile's copies, wanted where all of its rows are there, one behind the other in one page;
-  /// otherwise load_keys and load_values are to be called.
-  __device__ SpreadCopies spread(SmemAddress k_to, SmemAddress v_to) const {
-    const std::int32_t key = own_key();
-    const bool wanted = w_.rows_together && key >= item_.keys.begin_key &&
-                        key + ConfigT::kWarpKeys <= item_.keys.end_key;
-    const int chunk = lane() % kChunks;
-    const int row = lane() / kChunks;
-    const SmemAddress place = place_of<ConfigT>(first_row() + row, chunk);
-    const std::uint32_t slot = slot_of(static_cast<std::uint32_t>(key)) + row;
-    const KvPages& kv = w_.attend.kv;
-    return {.k = item_.k_head + offset_of(kv.k, slot) + chunk * (kChunk * 2),
-            .v = item_.v_head + offset_of(kv.v, slot) + chunk * (kChunk * 2),
+  /// otherwise load is to be called.
+  __device__ SpreadCopies spread(const KeyPlaces& places, SmemAddress k_to,
+                                 SmemAddress v_to) const {
+    const std::int32_t slot = own_slot() + row();
+    const SmemAddress place = place_of<ConfigT>(first_row() + row(), chunk());
+    return {.k = places.k_head + offset_of(w_.k_steps, slot),
+            .v = places.v_head + offset_of(w_.v_steps, slot),
             .k_to = k_to + place,
             .v_to = v_to + place,
-            .wanted = wanted,
-            .has_k = has_page() && chunk * kChunk < w_.attend.head_dim,
-            .has_v = has_page() && chunk * kChunk < w_.attend.head_dim_v};
+            .wanted = w_.rows_together && has_whole_rows(places.keys),
+            .has_k = has_page() && chunk() * kChunk < w_.attend.head_dim,
+            .has_v = has_page() && chunk() * kChunk < w_.attend.head_dim_v};
   }
   /// Copy `i` of a tile's.
   __device__ void copy(SpreadCopies& copies, int i) const {
@@ -206,11 +214,15 @@ class KeyLoader {
     copies.v += kv.v.slot_stride * (2 * kRowsAtOnce);
   }
 
-  __device__ void load_keys(SmemAddress to) const {
-    load(item_.k_head, w_.attend.kv.k, w_.k_steps, w_.attend.head_dim, to);
+  __device__ void load_keys(const KeyPlaces& places, SmemAddress to) const {
+    load<true, false>(places, to, to);
   }
-  __device__ void load_values(SmemAddress to) const {
-    load(item_.v_head, w_.attend.kv.v, w_.v_steps, w_.attend.head_dim_v, to);
+  __device__ void load_values(const KeyPlaces& places, SmemAddress to) const {
+    load<false, true>(places, to, to);
+  }
+  /// Both.
+  __device__ void load_tile(const KeyPlaces& places, SmemAddress k_to, SmemAddress v_to) const {
+    load<true, true>(places, k_to, v_to);
   }
 
  private:
@@ -220,6 +232,9 @@ class KeyLoader {
   static constexpr int kRowsAtOnce = kLanes / kChunks;
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+  /// Of the rows and chunks that are copied at once.
+  __device__ static int row() { return lane() / kChunks; }
+  __device__ static int chunk() { return lane() % kChunks; }
   __device__ static int first_row() {
     return static_cast<int>(threadIdx.x) / kLanes * ConfigT::kWarpKeys;
   }
@@ -228,69 +243,89 @@ class KeyLoader {
     const std::int32_t first = tile_ * ConfigT::kKeys + first_row();
     return w_.rows_together ? first : first + lane() % ConfigT::kWarpKeys;
   }
-
+  [[nodiscard]] __device__ std::int32_t own_slot() const {
+    const auto key = static_cast<std::uint32_t>(own_key());
+    return static_cast<std::int32_t>(key - divide(key, w_.by_page) *
+                                               static_cast<std::uint32_t>(w_.attend.kv.page_size));
+  }
   [[nodiscard]] __device__ bool has_page() const {
     return static_cast<std::uint32_t>(page_) < static_cast<std::uint32_t>(w_.num_pages);
   }
-  [[nodiscard]] __device__ std::uint32_t slot_of(std::uint32_t key) const {
-    return key - divide(key, w_.by_page) * static_cast<std::uint32_t>(w_.attend.kv.page_size);
+  /// Whether all of the rows that the warp brings are seen.
+  [[nodiscard]] __device__ bool has_whole_rows(const KeySpan& keys) const {
+    const std::int32_t first = own_key();
+    return first >= keys.begin_key && first + ConfigT::kWarpKeys <= keys.end_key;
   }
-  /// Bytes.
-  [[nodiscard]] __device__ std::int64_t offset_of(const PagedTensor& tensor,
-                                                  std::uint32_t slot) const {
-    return (page_ * tensor.page_stride + slot * tensor.slot_stride) * 2;
+  /// Bytes, to the lane's chunk of a slot of the page that was found.
+  [[nodiscard]] __device__ std::int64_t offset_of(RowSteps steps, std::int32_t slot) const {
+    return std::int64_t{page_ * steps.page + slot * steps.slot} * w_.row_unit +
+           chunk() * (kChunk * 2);
   }
 
-  __device__ void load(const char* head, const PagedTensor& tensor, RowSteps steps, int dim,
-                       SmemAddress to) const {
-    const int chunk = lane() % kChunks;
-    const int row = lane() / kChunks;
-    const SmemAddress first = to + place_of<ConfigT>(first_row() + row, chunk);
-    const bool has_chunk = chunk * kChunk < dim;
-    const auto key = static_cast<std::uint32_t>(own_key());
-    if (w_.rows_together) {
-      const char* from = head + offset_of(tensor, slot_of(key)) + row * tensor.slot_stride * 2 +
-                         chunk * (kChunk * 2);
-      const std::int64_t step = tensor.slot_stride * (2 * kRowsAtOnce);
-      const bool any = has_page() && has_chunk;
-      const auto first_key = static_cast<std::int32_t>(key);
-      if (first_key >= item_.keys.begin_key &&
-          first_key + ConfigT::kWarpKeys <= item_.keys.end_key) {
-#pragma unroll
-        for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) {
-          cuda::copy_async(rows_on<ConfigT>(first, at), from, any);
-          from += step;
-        }
-        return;
-      }
-      // Rows begin … begin + count - 1 are there.
-      const std::int32_t begin = item_.keys.begin_key - first_key;
-      const auto count =
-          static_cast<std::uint32_t>(any ? item_.keys.end_key - item_.keys.begin_key : 0);
-#pragma unroll
-      for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) {
-        const bool valid = static_cast<std::uint32_t>(row + at - begin) < count;
-        cuda::copy_async(rows_on<ConfigT>(first, at), from, valid);
-        from += step;
-      }
+  template <bool kOfK, bool kOfV>
+  __device__ void load(const KeyPlaces& places, SmemAddress k_to, SmemAddress v_to) const {
+    const KvPages& kv = w_.attend.kv;
+    const SmemAddress place = place_of<ConfigT>(first_row() + row(), chunk());
+    const bool has_k = chunk() * kChunk < w_.attend.head_dim;
+    const bool has_v = chunk() * kChunk < w_.attend.head_dim_v;
+    if (!w_.rows_together) {
+      load_scattered<kOfK, kOfV>(places, k_to + place, has_k, v_to + place, has_v);
       return;
     }
-    // One number tells where, and whether at all.
-    const std::int32_t own =
-        has_page() ? page_ * steps.page + static_cast<std::int32_t>(slot_of(key)) * steps.slot
-                   : kNoRow;
-    const char* from = head + chunk * (kChunk * 2);
+    const std::int32_t slot = own_slot() + row();
+    const char* k = places.k_head + offset_of(w_.k_steps, slot);
+    const char* v = places.v_head + offset_of(w_.v_steps, slot);
+    const auto copy_row = [&](int at, bool exists) {
+      if constexpr (kOfK) {
+        cuda::copy_async(rows_on<ConfigT>(k_to + place, at), k, exists && has_k);
+        k += kv.k.slot_stride * (2 * kRowsAtOnce);
+      }
+      if constexpr (kOfV) {
+        cuda::copy_async(rows_on<ConfigT>(v_to + place, at), v, exists && has_v);
+        v += kv.v.slot_stride * (2 * kRowsAtOnce);
+      }
+    };
+    const bool any = has_page();
+    if (has_whole_rows(places.keys)) {
+#pragma unroll
+      for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) copy_row(at, any);
+      return;
+    }
+    // Rows begin … begin + count - 1 are there.
+    const std::int32_t begin = places.keys.begin_key - own_key();
+    const auto count =
+        static_cast<std::uint32_t>(any ? places.keys.end_key - places.keys.begin_key : 0);
+#pragma unroll
+    for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce)
+      copy_row(at, static_cast<std::uint32_t>(row() + at - begin) < count);
+  }
+
+  /// One number tells where a row lies, and whether at all.
+  template <bool kOfK, bool kOfV>
+  __device__ void load_scattered(const KeyPlaces& places, SmemAddress k_to, bool has_k,
+                                 SmemAddress v_to, bool has_v) const {
+    const std::int32_t slot = own_slot();
+    const auto own_of = [&](RowSteps steps) {
+      return has_page() ? page_ * steps.page + slot * steps.slot : kNoRow;
+    };
+    const std::int32_t own_k = own_of(w_.k_steps);
+    const std::int32_t own_v = own_of(w_.v_steps);
+    const auto copy_row = [&](SmemAddress to, const char* head, std::int32_t own, int at,
+                              bool has_chunk) {
+      const std::int32_t units = __shfl_sync(kAllLanes, own, at + row());
+      const bool valid = units != kNoRow && has_chunk;
+      cuda::copy_async(
+          rows_on<ConfigT>(to, at),
+          head + chunk() * (kChunk * 2) + std::int64_t{valid ? units : 0} * w_.row_unit, valid);
+    };
 #pragma unroll
     for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) {
-      const std::int32_t place = __shfl_sync(kAllLanes, own, at + row);
-      const bool valid = place != kNoRow && has_chunk;
-      cuda::copy_async(rows_on<ConfigT>(first, at),
-                       from + std::int64_t{valid ? place : 0} * w_.row_unit, valid);
+      if constexpr (kOfK) copy_row(k_to, places.k_head, own_k, at, has_k);
+      if constexpr (kOfV) copy_row(v_to, places.v_head, own_v, at, has_v);
     }
   }
 
   const Work& w_;
-  const Item& item_;
   std::int32_t tile_ = 0;
   std::int32_t page_ = kNowhere;
 };

@@ -64,10 +64,10 @@ struct Work {
   bool rows_together = false;        ///< Sixteen keys from a multiple of 16 on lie in one page.
   std::int32_t num_pages = 0;        ///< Of the pool, as far as 32-bit ids go.
   std::int32_t row_unit = 16;        ///< Bytes, of k_steps and v_steps.
-  RowSteps k_steps, v_steps;         ///< Where rows don't lie together.
-  Divider by_page;                   ///< By the slots of a page.
-  Divider by_heads;                  ///< By the heads of a tile,
-  Divider by_last_heads;             ///< and of the last tile of a group.
+  RowSteps k_steps, v_steps;
+  Divider by_page;        ///< By the slots of a page.
+  Divider by_heads;       ///< By the heads of a tile,
+  Divider by_last_heads;  ///< and of the last tile of a group.
 };
 
 /// Fills the cut from the lengths in device memory.
