@@ -176,6 +176,17 @@ OCTAVO_EXPORT void attend(const AttentionConfig& config, const KvView& cache,
                           const StepArrays& step, const LayerInputs& inputs, const TensorView& out,
                           const TensorView* lse = nullptr, Stream stream = {});
 
+/// Throws what attend would throw for these arguments before it enqueues anything, and does nothing
+/// else: before an append whose tokens are not to stay in the cache without their attention. The
+/// new tokens need not be in the cache yet, nor, on a GPU, the step be planned.
+///
+/// Shapes, Dtypes, Errors: as attend; on a GPU also InvalidArgument where the workspace's memory is
+/// too small for plan and call. Sync: enqueues nothing. Thread safety: as attend, the workspace's.
+OCTAVO_EXPORT void check_attend(const AttentionConfig& config, const KvView& cache,
+                                const StepArrays& step, const LayerInputs& inputs,
+                                const TensorView& out, const TensorView* lse = nullptr,
+                                Stream stream = {});
+
 /// Writes new keys and values into the caller's cache, at the last positions of each sequence,
 /// rotating K when asked. Errors: as attend; on a GPU tokens of a sequence whose kv_len does not
 /// cover them are left out. Of `config`, the head counts, head dims and num_threads are used.

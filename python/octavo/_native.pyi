@@ -408,6 +408,42 @@ def attend(
     Returns out, or (out, lse) when lse is True or an array (float32 [T, Hq], packed in batch order).
     """
 
+def check_attend(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    kv_lens: Ints,
+    *,
+    token_offsets: Ints | None = None,
+    page_table: Array | None = None,
+    row_indices: Ints | None = None,
+    format: Format = "thd",
+    out: Array | None = None,
+    lse: Array | bool | None = None,
+    softmax_scale: float | None = None,
+    mask: Mask = "causal",
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sinks: Array | None = None,
+    alibi_slopes: Array | None = None,
+    rope: Rope | None = None,
+    positions: Ints | None = None,
+    backend: BackendName = "auto",
+    compute: Compute = "same",
+    batch_invariant: bool = False,
+    num_threads: int = 0,
+    workspace: Workspace | None = None,
+    max_new_tokens: int = 0,
+    max_kv_len: int = 0,
+    stream: Stream = None,
+) -> None:
+    """Raises what attend would raise for these arguments before it enqueues anything; does nothing
+    else.
+
+    For an append whose tokens are not to stay in the cache without their attention. The new tokens
+    need not be there yet, nor, on a GPU, the step be planned; a workspace is needed there.
+    """
+
 def append_tokens(
     k: Array,
     v: Array,

@@ -124,6 +124,8 @@ std::int64_t whole_number(std::string_view argument, nb::handle object) {
 
 Stream stream_of(nb::handle object, Device device) {
   if (device.type == DeviceType::Cpu) return {};
+  if (PyLong_CheckExact(object.ptr()))
+    return {std::bit_cast<CUstream_st*>(nb::cast<std::uintptr_t>(object))};
   const nb::object address = nb::getattr(runtime().results, "stream_address")(object, device.index);
   return {std::bit_cast<CUstream_st*>(nb::cast<std::uintptr_t>(address))};
 }
