@@ -11,6 +11,7 @@ from definition import rope_tables
 from gpu_frames import everywhere
 from kvcache_case import Call, draw
 
+import octavo
 from octavo.compat import flash_attn
 
 SEEDS = [seed for seed in range(160) if draw(seed, ["f32"]).new_len]
@@ -86,6 +87,18 @@ def test_the_cache_is_not_copied(frame):
         ({"block_table": [[2**32]]}, "page_table: wanted 32 bits, got 4294967296"),
         ({"softcap": -1.0}, "softcap"),
         ({"softmax_scale": float("nan")}, "softmax_scale"),
+        ({"q": np.ones((1, 1, 2, 8), np.int32)}, r"q\.dtype: wanted f32, f16 or bf16"),
+        ({"q": np.ones((2, 2, 8)), "cu_seqlens_q": np.array([1, 2])}, r"token_offsets\[0\]"),
+        ({"q": np.ones((2, 2, 8)), "cu_seqlens_q": np.array([0, 9])}, r"q\.shape: wanted \[>= 9"),
+        (
+            {
+                "q": np.ones((1, 3, 2, 8)),
+                "rotary_cos": np.ones((5, 4)),
+                "rotary_sin": np.ones((5, 4)),
+                "causal": True,
+            },
+            "position of a new token: wanted 0 … 4",
+        ),
     ],
 )
 def test_wrong_input_is_an_error_and_changes_nothing(frame, change, message):
@@ -103,3 +116,24 @@ def test_wrong_input_is_an_error_and_changes_nothing(frame, change, message):
     with pytest.raises(ValueError, match=message):
         flash_attn.flash_attn_with_kvcache(k_cache=cache, v_cache=cache, **arguments)
     assert (frame.read(cache) == 1).all()
+
+
+@everywhere
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+def test_a_backend_that_refuses_leaves_the_cache_as_it_was(frame, known, monkeypatch):
+    """known: a call of its kind was there before, and succeeded."""
+    make = lambda *shape: frame.make(np.ones(shape))  # noqa: E731
+    q, new, cache = make(2, 1, 2, 8), make(2, 1, 2, 8), frame.make(np.zeros((2, 4, 2, 8)))
+    again = frame.make(np.zeros((2, 4, 2, 8)))
+    call = lambda k_cache: flash_attn.flash_attn_with_kvcache(  # noqa: E731
+        q, k_cache, k_cache, new, new, cache_seqlens=frame.ints([1, 2]), causal=known
+    )
+    if known:
+        call(cache)
+    monkeypatch.setenv("OCTAVO_BACKEND", "fused")  # which has no float32
+    with pytest.raises((octavo.Unsupported, octavo.NotCompiled), match="fused"):
+        call(again)
+    assert not frame.read(again).any()
+    monkeypatch.delenv("OCTAVO_BACKEND")
+    call(again)
+    assert frame.read(again)[[0, 1], [1, 2]].all()
