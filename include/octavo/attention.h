@@ -95,6 +95,12 @@ class OCTAVO_EXPORT Attention {
 
   /// What every backend says to this step, and which one forward would take; with `maxima`, to a
   /// call that is sized by them (LayerInputs::maxima).
+  ///
+  /// Shapes, Dtypes, Layout: those of the configurations; what the tensors of a call add (their
+  /// dtypes, strides, alignment) is taken to fit, and `format` changes no answer. An empty plan is
+  /// explained without sizes. Units: bytes of workspace, where a backend lacks some; those of
+  /// `fused`, which only its graphs tell, are not looked at. Errors: InvalidArgument for maxima
+  /// below 1. Sync: enqueues nothing, waits for nothing. Thread safety: as the class.
   [[nodiscard]] Explanation explain(const StepPlan& plan, TensorFormat format,
                                     const StepMaxima* maxima = nullptr) const;
 
@@ -194,7 +200,16 @@ OCTAVO_EXPORT void append_tokens(const AttentionConfig& config, const KvView& ca
                                  const StepArrays& step, const LayerInputs& inputs,
                                  Stream stream = {});
 
-/// What each backend says to attention over such a cache.
+/// What each backend says to attention over such a cache, and which one attend would take.
+///
+/// Shapes: of `cache` k and v as in KvView; of `inputs` q in any format, or none (rank 0), which is
+/// taken to fit, as `out` is. Dtypes: as attend; q's counts where there is one. Units: none, since
+/// lengths and workspace are not known here: attend may still pass over a backend that lacks room.
+/// Layout/strides: those of k, v and q count, as do the addresses of k and v (rows that begin at
+/// multiples of 16 bytes). Of the other inputs only whether they are there counts. Errors:
+/// InvalidArgument for a configuration or a cache that attend would refuse; DeviceFailure,
+/// NotCompiled where the cache's GPU is not there. What a backend can't do is part of the answer.
+/// Sync: enqueues nothing, and nothing in memory is read. Thread safety: free.
 OCTAVO_EXPORT Explanation explain(const AttentionConfig& config, const KvView& cache,
                                   const LayerInputs& inputs);
 

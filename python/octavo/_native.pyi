@@ -292,7 +292,12 @@ class Attention:
         maxima: StepMaxima | None = None,
         stream: Stream = None,
     ) -> Any: ...
-    def explain(self, plan: StepPlan, format: Format = "thd") -> Explanation: ...
+    def explain(self, plan: StepPlan, format: Format = "thd") -> Explanation:
+        """What every backend says to this step, and which one forward would take.
+
+        Shapes and dtypes are the configuration's; what tensors add is taken to fit. Where a backend
+        lacks workspace, the bytes are named. Enqueues nothing, waits for nothing.
+        """
 
 class GraphedStep:
     """Append and attention of all layers over a GPU's KvCache, captured once as a CUDA graph."""
@@ -479,7 +484,14 @@ def explain(
     backend: BackendName = "auto",
     compute: Compute = "same",
     batch_invariant: bool = False,
-) -> Explanation: ...
+) -> Explanation:
+    """What every backend says to attend with such arguments, and which one it would take.
+
+    q: [T, Hq, D], [B, L, Hq, D] or [L, B, Hq, D]. k_cache [N, P, Hk, D], v_cache [N, P, Hk, Dv].
+    Dtypes: f32, f16 or bf16; they count, as do strides and the alignment of the caches. Lengths and
+    workspace are not known here. Raises InvalidArgument for a cache or words that attend would refuse,
+    DeviceFailure where the cache's GPU is not there. Enqueues nothing, reads nothing in the arrays.
+    """
 
 def merge(
     partials: Sequence[tuple[Array, Array]],

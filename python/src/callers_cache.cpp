@@ -172,12 +172,20 @@ void bind_attend(nb::module_& module) {
 
 void bind_callers_cache(nb::module_& module) {
   bind_attend(module);
-  module.def("explain", explain_callers, nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"),
-             nb::kw_only(), nb::arg("mask") = "causal",
-             nb::arg("window") = std::pair<std::int64_t, std::int64_t>(-1, -1),
-             nb::arg("softcap") = 0.0, nb::arg("backend") = "auto", nb::arg("compute") = "same",
-             nb::arg("batch_invariant") = false,
-             "What every backend says to attend with such arguments, and which one it would take.");
+  module.def(
+      "explain", explain_callers, nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"),
+      nb::kw_only(), nb::arg("mask") = "causal",
+      nb::arg("window") = std::pair<std::int64_t, std::int64_t>(-1, -1), nb::arg("softcap") = 0.0,
+      nb::arg("backend") = "auto", nb::arg("compute") = "same", nb::arg("batch_invariant") = false,
+      "What every backend says to attend with such arguments, and which one it would take:\n"
+      "an Explanation.\n\n"
+      "q: [T, Hq, D], [B, L, Hq, D] or [L, B, Hq, D]. k_cache [N, P, Hk, D], v_cache\n"
+      "[N, P, Hk, Dv]. Dtypes: f32, f16 or bf16; they count, as do strides, and the\n"
+      "alignment of the caches. mask ... batch_invariant: as in attend. Lengths and workspace\n"
+      "are not known here: attend may still pass over a backend that lacks room.\n"
+      "Raises InvalidArgument for a cache or words that attend would refuse, DeviceFailure\n"
+      "where the cache's GPU is not there; what a backend can't do is part of the answer.\n"
+      "Enqueues nothing, and reads nothing that is in the arrays.");
   module.def(
       "gather_cache", gather_callers, nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("kv_lens"),
       nb::kw_only(), nb::arg("page_table") = nb::none(), nb::arg("row_indices") = nb::none(),
