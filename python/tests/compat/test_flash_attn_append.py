@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 from definition import rope_tables
-from gpu_frames import everywhere
+from gpu_frames import everywhere, on_gpus
 from kvcache_case import Call, draw
 
 import octavo
@@ -137,3 +137,23 @@ def test_a_backend_that_refuses_leaves_the_cache_as_it_was(frame, known, monkeyp
     monkeypatch.delenv("OCTAVO_BACKEND")
     call(again)
     assert frame.read(again)[[0, 1], [1, 2]].all()
+
+
+@on_gpus
+@pytest.mark.parametrize("first_within", [False, True])
+def test_calls_within_inference_mode_and_without_share_what_is_kept(frame, first_within):
+    q = frame.make(np.ones((2, 1, 2, 8)))
+    lens = [frame.ints([1, 2]), frame.ints([2, 3])]
+    cache, wanted = (frame.make(np.zeros((2, 4, 2, 8))) for _ in range(2))
+    for past, within in zip(lens, (first_within, not first_within), strict=True):
+        with frame.torch.inference_mode(within):
+            out, lse = flash_attn.flash_attn_with_kvcache(
+                q, cache, cache, q, q, cache_seqlens=past, return_softmax_lse=True
+            )
+    assert lse.is_contiguous()
+    assert tuple(lse.shape) == (2, 2, 1)
+    for past in lens:
+        for b, position in enumerate(past.tolist()):
+            wanted[b, position] = 1
+    assert np.array_equal(frame.read(cache), frame.read(wanted))
+    assert frame.read(out).any()

@@ -76,7 +76,8 @@ class Again:
         """The calls bring new keys; most: keys of one sequence with them."""
         # A tensor: PyTorch adds a number at more than twice the cost.
         self.new_counts = gpu.full(new.k.shape[0], new.most, new.k.device)
-        self._longer = gpu.torch().empty_like(self.new_counts)
+        with gpu.torch().inference_mode(False):  # or later calls outside of it might not write
+            self._longer = gpu.torch().empty_like(self.new_counts)
         self._call.append_too(new.format, new.offsets, new.most, most, same_step)
 
     def with_new(self, lens):
