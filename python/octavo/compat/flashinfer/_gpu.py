@@ -168,7 +168,8 @@ class DevicePlan:
         there are `width` more, so that rows of the table end within.
         """
         t = gpu.torch()
-        self._packed = t.zeros(3 * b + 1 + count + width, dtype=t.int32, device=self._device)
+        with t.inference_mode(False):  # or a plan outside of it might not write
+            self._packed = t.zeros(3 * b + 1 + count + width, dtype=t.int32, device=self._device)
         self._lens, self._offsets = self._packed[:b], self._packed[b : 2 * b + 1]
         self._rows = self._packed[2 * b + 1 : 3 * b + 1]
         self._table = gpu.one_list(self._packed[3 * b + 1 :], width)
