@@ -95,6 +95,12 @@ class OCTAVO_EXPORT Attention {
 
   /// What every backend says to this step, and which one forward would take; with `maxima`, to a
   /// call that is sized by them (LayerInputs::maxima).
+  ///
+  /// Shapes, Dtypes, Layout: those of the configurations; what the tensors of a call add (their
+  /// dtypes, strides, alignment) is taken to fit, and `format` changes no answer. An empty plan is
+  /// explained without sizes. Units: bytes of workspace, where a backend lacks some; those of
+  /// `fused`, which only its graphs tell, are not looked at. Errors: InvalidArgument for maxima
+  /// below 1. Sync: enqueues nothing, waits for nothing. Thread safety: as the class.
   [[nodiscard]] Explanation explain(const StepPlan& plan, TensorFormat format,
                                     const StepMaxima* maxima = nullptr) const;
 
@@ -176,6 +182,17 @@ OCTAVO_EXPORT void attend(const AttentionConfig& config, const KvView& cache,
                           const StepArrays& step, const LayerInputs& inputs, const TensorView& out,
                           const TensorView* lse = nullptr, Stream stream = {});
 
+/// Throws what attend would throw for these arguments before it enqueues anything, and does nothing
+/// else: before an append whose tokens are not to stay in the cache without their attention. The
+/// new tokens need not be in the cache yet, nor, on a GPU, the step be planned.
+///
+/// Shapes, Dtypes, Errors: as attend; on a GPU also InvalidArgument where the workspace's memory is
+/// too small for plan and call. Sync: enqueues nothing. Thread safety: as attend, the workspace's.
+OCTAVO_EXPORT void check_attend(const AttentionConfig& config, const KvView& cache,
+                                const StepArrays& step, const LayerInputs& inputs,
+                                const TensorView& out, const TensorView* lse = nullptr,
+                                Stream stream = {});
+
 /// Writes new keys and values into the caller's cache, at the last positions of each sequence,
 /// rotating K when asked. Errors: as attend; on a GPU tokens of a sequence whose kv_len does not
 /// cover them are left out. Of `config`, the head counts, head dims and num_threads are used.
@@ -183,7 +200,16 @@ OCTAVO_EXPORT void append_tokens(const AttentionConfig& config, const KvView& ca
                                  const StepArrays& step, const LayerInputs& inputs,
                                  Stream stream = {});
 
-/// What each backend says to attention over such a cache.
+/// What each backend says to attention over such a cache, and which one attend would take.
+///
+/// Shapes: of `cache` k and v as in KvView; of `inputs` q in any format, or none (rank 0), which is
+/// taken to fit, as `out` is. Dtypes: as attend; q's counts where there is one. Units: none, since
+/// lengths and workspace are not known here: attend may still pass over a backend that lacks room.
+/// Layout/strides: those of k, v and q count, as do the addresses of k and v (rows that begin at
+/// multiples of 16 bytes). Of the other inputs only whether they are there counts. Errors:
+/// InvalidArgument for a configuration or a cache that attend would refuse; DeviceFailure,
+/// NotCompiled where the cache's GPU is not there. What a backend can't do is part of the answer.
+/// Sync: enqueues nothing, and nothing in memory is read. Thread safety: free.
 OCTAVO_EXPORT Explanation explain(const AttentionConfig& config, const KvView& cache,
                                   const LayerInputs& inputs);
 

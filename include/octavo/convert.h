@@ -53,9 +53,15 @@ struct ListedTokens {
 
 /// Makes a sequence of its own of each token, for append_tokens with the list as a page table of
 /// one column: rows[i] is the entry of its page, kv_lens[i] its place there, counted from 1. A
-/// token without a sequence, or beyond its sequence's pages, gets row -1: on a GPU it is left out.
+/// token without a sequence (seqs outside 0 … num_seqs - 1), at a negative position or beyond its
+/// sequence's pages gets row -1: append_tokens leaves it out on a GPU, and refuses it on the CPU.
 ///
-/// rows, kv_lens: [num_tokens]. Errors: InvalidArgument. Sync: as convert_tokens.
+/// Shapes: rows, kv_lens [num_tokens], all of it written; those of `tokens` as there. Dtypes:
+/// int32. Units: positions and page_size in tokens, page_offsets and rows in entries of the list.
+/// Layout: dense; all arrays lie in memory of tokens.device. Errors: InvalidArgument for a negative
+/// count, a page_size below 1, an array that is missing or lies elsewhere; DeviceFailure,
+/// NotCompiled where the GPU is not there. What is in the arrays is never an error. Sync: enqueues
+/// one kernel on `stream`; on the CPU, done when it returns. Thread safety: free.
 OCTAVO_EXPORT void locate_tokens(const ListedTokens& tokens, std::int32_t* rows,
                                  std::int32_t* kv_lens, Stream stream = {});
 

@@ -292,7 +292,12 @@ class Attention:
         maxima: StepMaxima | None = None,
         stream: Stream = None,
     ) -> Any: ...
-    def explain(self, plan: StepPlan, format: Format = "thd") -> Explanation: ...
+    def explain(self, plan: StepPlan, format: Format = "thd") -> Explanation:
+        """What every backend says to this step, and which one forward would take.
+
+        Shapes and dtypes are the configuration's; what tensors add is taken to fit. Where a backend
+        lacks workspace, the bytes are named. Enqueues nothing, waits for nothing.
+        """
 
 class GraphedStep:
     """Append and attention of all layers over a GPU's KvCache, captured once as a CUDA graph."""
@@ -408,6 +413,42 @@ def attend(
     Returns out, or (out, lse) when lse is True or an array (float32 [T, Hq], packed in batch order).
     """
 
+def check_attend(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    kv_lens: Ints,
+    *,
+    token_offsets: Ints | None = None,
+    page_table: Array | None = None,
+    row_indices: Ints | None = None,
+    format: Format = "thd",
+    out: Array | None = None,
+    lse: Array | bool | None = None,
+    softmax_scale: float | None = None,
+    mask: Mask = "causal",
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sinks: Array | None = None,
+    alibi_slopes: Array | None = None,
+    rope: Rope | None = None,
+    positions: Ints | None = None,
+    backend: BackendName = "auto",
+    compute: Compute = "same",
+    batch_invariant: bool = False,
+    num_threads: int = 0,
+    workspace: Workspace | None = None,
+    max_new_tokens: int = 0,
+    max_kv_len: int = 0,
+    stream: Stream = None,
+) -> None:
+    """Raises what attend would raise for these arguments before it enqueues anything; does nothing
+    else.
+
+    For an append whose tokens are not to stay in the cache without their attention. The new tokens
+    need not be there yet, nor, on a GPU, the step be planned; a workspace is needed there.
+    """
+
 def append_tokens(
     k: Array,
     v: Array,
@@ -443,7 +484,14 @@ def explain(
     backend: BackendName = "auto",
     compute: Compute = "same",
     batch_invariant: bool = False,
-) -> Explanation: ...
+) -> Explanation:
+    """What every backend says to attend with such arguments, and which one it would take.
+
+    q: [T, Hq, D], [B, L, Hq, D] or [L, B, Hq, D]. k_cache [N, P, Hk, D], v_cache [N, P, Hk, Dv].
+    Dtypes: f32, f16 or bf16; they count, as do strides and the alignment of the caches. Lengths and
+    workspace are not known here. Raises InvalidArgument for a cache or words that attend would refuse,
+    DeviceFailure where the cache's GPU is not there. Enqueues nothing, reads nothing in the arrays.
+    """
 
 def merge(
     partials: Sequence[tuple[Array, Array]],

@@ -157,6 +157,16 @@ LseResult::LseResult(nb::handle given, const Array& like, std::int64_t num_token
   const std::int64_t shape[] = {num_tokens, num_q_heads};
   const nb::object none = nb::none();
   result_ = Result("lse", given.ptr() == Py_True ? nb::handle(none) : given, like, shape, true);
+  view_ = result_.view();
+}
+
+LseResult::LseResult(nb::handle given, const Array& like, std::int64_t num_tokens,
+                     std::int64_t num_q_heads, LseAxes axes)
+    : LseResult(given, like, num_tokens, num_q_heads) {
+  const TensorView whole = view_;
+  view_.rank = 2;
+  view_.shape = {whole.shape.at(axes.token), whole.shape.at(axes.head)};
+  view_.strides = {whole.strides.at(axes.token), whole.strides.at(axes.head)};
 }
 
 nb::object LseResult::beside(nb::object out) {

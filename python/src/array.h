@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <octavo/tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -60,18 +61,26 @@ class Result {
   const Array* like_ = nullptr;  // only for a new one
 };
 
+/// Which axes of a caller's LSE are the tokens and the heads; what else it has is of extent 1.
+struct LseAxes {
+  std::size_t token = 0, head = 1;
+};
+
 /// The optional result `lse`: False or None: none; True: a new array; else the caller's.
 class LseResult {
  public:
   LseResult(nb::handle given, const Array& like, std::int64_t num_tokens, std::int64_t num_q_heads);
+  LseResult(nb::handle given, const Array& like, std::int64_t num_tokens, std::int64_t num_q_heads,
+            LseAxes axes);
 
-  [[nodiscard]] const TensorView* view() const { return wanted_ ? &result_.view() : nullptr; }
+  [[nodiscard]] const TensorView* view() const { return wanted_ ? &view_ : nullptr; }
   /// `out`, or the pair (out, lse).
   [[nodiscard]] nb::object beside(nb::object out);
 
  private:
   bool wanted_ = false;
   Result result_;
+  TensorView view_;
 };
 
 /// Float32 numbers of the caller's, dense, on `device`; null for None. One axis of `count`.

@@ -20,6 +20,12 @@ const CallersCache& writable(const CallersCache& cache) {
   return cache;
 }
 
+LseResult lse_result(const ResultWords& words, const Array& q, std::int64_t num_tokens) {
+  const std::int64_t heads = q.view().shape[static_cast<std::size_t>(q.view().rank - 2)];
+  return words.lse_axes ? LseResult(words.lse, q, num_tokens, heads, *words.lse_axes)
+                        : LseResult(words.lse, q, num_tokens, heads);
+}
+
 AttentionConfig sized(AttentionConfig config, const Array& q, const KvView& cache) {
   set_sizes(q, cache, config);
   return config;
@@ -39,7 +45,7 @@ void set_sizes(const Array& q, const KvView& cache, AttentionConfig& config) {
 }
 
 AttendCall::AttendCall(nb::handle q, const CacheWords& cache, const StepWords& step,
-                       nb::handle format, nb::handle out, nb::handle lse, const ConfigWords& config,
+                       nb::handle format, const ResultWords& results, const ConfigWords& config,
                        const ExtraWords& extras)
     : config_(config_of(config)),
       inputs_{.format = format_named("format", format)},
@@ -49,9 +55,8 @@ AttendCall::AttendCall(nb::handle q, const CacheWords& cache, const StepWords& s
       extras_(extras.sinks, extras.alibi_slopes, extras.rope, extras.positions,
               sized(config_, q_, cache_.view()).num_q_heads, step_.arrays().num_tokens,
               q_.device()),
-      out_("out", out, q_, OutShape(q_, cache_.view().v.shape[3]).span()),
-      lse_(lse, q_, step_.arrays().num_tokens,
-           q_.view().shape[static_cast<std::size_t>(q_.view().rank - 2)]) {
+      out_("out", results.out, q_, OutShape(q_, cache_.view().v.shape[3]).span()),
+      lse_(lse_result(results, q_, step_.arrays().num_tokens)) {
   set_sizes(q_, cache_.view(), config_);
   inputs_.q = q_.view();
   extras_.set(inputs_);

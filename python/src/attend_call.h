@@ -7,6 +7,7 @@
 #include <octavo/attention.h>
 #include <octavo/error.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -44,11 +45,17 @@ struct ExtraWords {
   nb::handle positions;
 };
 
+/// Where the results go.
+struct ResultWords {
+  nb::handle out, lse;
+  std::optional<LseAxes> lse_axes = std::nullopt;
+};
+
 /// Lives as long as the call.
 class AttendCall {
  public:
   AttendCall(nb::handle q, const CacheWords& cache, const StepWords& step, nb::handle format,
-             nb::handle out, nb::handle lse, const ConfigWords& config, const ExtraWords& extras);
+             const ResultWords& results, const ConfigWords& config, const ExtraWords& extras);
   AttendCall(const AttendCall&) = delete;
   AttendCall& operator=(const AttendCall&) = delete;
 

@@ -175,8 +175,13 @@ void bind_calls(nb::class_<Attention>& attention) {
            nb::arg("alibi_slopes") = nb::none(), nb::arg("rope").none() = nb::none(),
            nb::arg("positions") = nb::none(), nb::arg("maxima") = nb::none(),
            nb::arg("stream") = nb::none(), "The second half of forward, over what the cache holds.")
-      .def("explain", explain_plan, nb::arg("plan"), nb::arg("format") = "thd",
-           "What every backend says to this step, and which one forward would take.");
+      .def(
+          "explain", explain_plan, nb::arg("plan"), nb::arg("format") = "thd",
+          "What every backend says to this step, and which one forward would take: an "
+          "Explanation.\n\n"
+          "Shapes and dtypes are the configuration's; what tensors add (dtypes, strides) is taken\n"
+          "to fit, and format changes no answer. Where a backend lacks workspace, the bytes are\n"
+          "named. Raises TypeError for what is no plan. Enqueues nothing, waits for nothing.");
 }
 
 }  // namespace

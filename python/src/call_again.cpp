@@ -4,6 +4,8 @@
 #include <octavo/convert.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
 
 #include "attend_call.h"
 #include "errors.h"
@@ -45,44 +47,66 @@ class CallAgain {
     same_step_ = same_step;
   }
 
+  /// From now on calls rotate q and new keys by tables that they bring.
+  void rotate(nb::object style) { rope_style_ = std::move(style); }
+
+  /// From now on an LSE has these axes of the tokens and of the heads, all others of extent 1.
+  void set_lse_axes(std::size_t token, std::size_t head) { lse_axes_ = LseAxes{token, head}; }
+
   void run(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle kv_lens,
            nb::handle token_offsets, nb::handle page_table, nb::handle row_indices, nb::handle out,
-           nb::handle lse, nb::handle sinks, nb::handle alibi_slopes, const RopeHolder* rope,
-           nb::handle new_k, nb::handle new_v, bool planned) {
+           nb::handle lse, nb::handle sinks, nb::handle alibi_slopes, nb::handle cos,
+           nb::handle sin, nb::handle new_k, nb::handle new_v, bool planned, nb::handle stream) {
     const nb::object none = nb::none(), same = nb::str("same");
+    std::optional<RopeHolder> tables;
+    if (rope_style_.is_valid()) tables.emplace(rope_style_, 0, Rope().base, cos, sin);
+    const RopeHolder* rope = tables ? &*tables : nullptr;
     const AttendCall call(
         q, {k_cache, v_cache, page_table, row_indices, packed_},
-        {kv_lens, token_offsets, maxima_.new_tokens, maxima_.kv_len, workspace_}, format_, out, lse,
+        {kv_lens, token_offsets, maxima_.new_tokens, maxima_.kv_len, workspace_}, format_,
+        {out, lse, lse_axes_},
         {softmax_scale_, mask_, window_, softcap_, batch_invariant_, backend_, same, 0},
         {sinks, alibi_slopes, rope, none});
-    const Stream on = stream_of(none, call.device());
+    const Stream on = stream_of(stream, call.device());
     const WorkspaceHolder::Use use(workspace_);
-    const bool appends = !new_k.is_none();
-    if (appends) {
+    if (!new_k.is_none()) {
       const AppendCall append(
           new_k, new_v, call.callers_cache(),
           {kv_lens, new_offsets_, new_maxima_.new_tokens, new_maxima_.kv_len, workspace_},
           new_format_, rope, none);
-      with_our_names([&] {
-        const nb::gil_scoped_release release;
-        plan(call.cache(), append.step(), on);
+      // First, since what was appended stays.
+      released([&] {
+        check_attend(call.config(), call.cache(), call.step(), call.inputs(), call.out(),
+                     call.lse(), on);
+      });
+      plan(call.cache(), append.step(), on, {kv_lens, new_offsets_, page_table, row_indices});
+      released([&] {
         append_tokens(append.config(), call.cache(), append.step(), append.inputs(), on);
       });
       planned = same_step_;
     }
-    with_our_names([&] {
-      const nb::gil_scoped_release release;
-      if (!planned) plan(call.cache(), call.step(), on);
+    if (!planned)
+      plan(call.cache(), call.step(), on, {kv_lens, token_offsets, page_table, row_indices});
+    released([&] {
       attend(call.config(), call.cache(), call.step(), call.inputs(), call.out(), call.lse(), on);
     });
-    if (workspace_ == nullptr || (planned && !appends)) return;
-    workspace_->keep_step(nb::make_tuple(
-        kv_lens, planned ? new_offsets_ : nb::borrow(token_offsets), page_table, row_indices));
   }
 
  private:
-  void plan(const KvView& cache, const StepArrays& step, Stream on) {
-    if (workspace_ != nullptr) workspace_->workspace().plan(cache, step, on);
+  template <typename CallT>
+  static void released(const CallT& call) {
+    with_our_names([&] {
+      const nb::gil_scoped_release release;
+      call();
+    });
+  }
+
+  /// Whatever becomes of the call, the workspace has planned these arrays from here on.
+  void plan(const KvView& cache, const StepArrays& step, Stream on,
+            const std::array<nb::handle, 4>& arrays) {
+    if (workspace_ == nullptr) return;
+    released([&] { workspace_->workspace().plan(cache, step, on); });
+    workspace_->keep_step(nb::make_tuple(arrays[0], arrays[1], arrays[2], arrays[3]));
   }
 
   WorkspaceHolder* workspace_;  // null on the CPU, where nothing is planned
@@ -93,6 +117,8 @@ class CallAgain {
   bool batch_invariant_;
   Maxima maxima_;
   bool packed_;
+  nb::object rope_style_;
+  std::optional<LseAxes> lse_axes_;
 
   nb::object new_format_, new_offsets_;
   Maxima new_maxima_;
@@ -158,9 +184,12 @@ void append_listed(nb::handle workspace, nb::handle k, nb::handle v, nb::handle 
     const nb::gil_scoped_release release;
     locate_tokens(tokens, rows, rows + n, on);
     if (holder != nullptr) holder->workspace().plan(cache, step, on);
-    append_tokens(config, cache, step, inputs, on);
   });
   if (holder != nullptr) holder->keep_step(nb::make_tuple(places, offsets, pages));
+  with_our_names([&] {
+    const nb::gil_scoped_release release;
+    append_tokens(config, cache, step, inputs, on);
+  });
 }
 
 }  // namespace
@@ -196,13 +225,21 @@ void bind_call_again(nb::module_& module) {
       .def("append_too", &CallAgain::append_too, nb::arg("format"), nb::arg("offsets"),
            nb::arg("max_new_tokens"), nb::arg("max_kv_len"), nb::arg("same_step"),
            "From now on calls bring new keys. same_step: their plan is that of the queries.")
+      .def("rotate", &CallAgain::rotate, nb::arg("style"),
+           "From now on calls rotate q and new keys by tables that they bring.")
+      .def("set_lse_axes", &CallAgain::set_lse_axes, nb::arg("token"), nb::arg("head"),
+           "From now on an LSE has these axes of the tokens and of the heads, the others of extent "
+           "1.")
       .def("run", &CallAgain::run, nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"),
            nb::arg("kv_lens"), nb::arg("token_offsets").none(), nb::arg("page_table").none(),
            nb::arg("row_indices").none(), nb::arg("out"), nb::arg("lse").none(),
-           nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("rope").none(),
+           nb::arg("sinks").none(), nb::arg("alibi_slopes").none(),
+           nb::arg("cos").none() = nb::none(), nb::arg("sin").none() = nb::none(),
            nb::arg("new_k").none() = nb::none(), nb::arg("new_v").none() = nb::none(),
-           nb::arg("planned") = false,
-           "As the three of them with these arrays. planned: by Workspace.plan, these very ones.");
+           nb::arg("planned") = false, nb::arg("stream") = nb::none(),
+           "As the three of them with these arrays; nothing is appended unless attend takes its "
+           "own.\n"
+           "planned: by Workspace.plan, these very ones.");
 }
 
 }  // namespace octavo::python

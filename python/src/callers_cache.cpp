@@ -15,6 +15,9 @@
 namespace octavo::python {
 namespace {
 
+enum class Half { Check, Run };
+
+template <Half kHalf>
 nb::object attend_callers(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handle kv_lens,
                           nb::handle token_offsets, nb::handle page_table, nb::handle row_indices,
                           nb::handle format, nb::handle out, nb::handle lse,
@@ -27,16 +30,17 @@ nb::object attend_callers(nb::handle q, nb::handle k_cache, nb::handle v_cache, 
                           std::int32_t max_kv_len, nb::handle stream) {
   AttendCall call(
       q, {k_cache, v_cache, page_table, row_indices},
-      {kv_lens, token_offsets, max_new_tokens, max_kv_len, workspace}, format, out, lse,
+      {kv_lens, token_offsets, max_new_tokens, max_kv_len, workspace}, format, {out, lse},
       {softmax_scale, mask, window, softcap, batch_invariant, backend, compute, num_threads},
       {sinks, alibi_slopes, rope, positions});
   const Stream on = stream_of(stream, call.device());
   const WorkspaceHolder::Use use(workspace);
   with_our_names([&] {
     const nb::gil_scoped_release release;
-    attend(call.config(), call.cache(), call.step(), call.inputs(), call.out(), call.lse(), on);
+    const auto call_it = kHalf == Half::Check ? check_attend : attend;
+    call_it(call.config(), call.cache(), call.step(), call.inputs(), call.out(), call.lse(), on);
   });
-  return call.results();
+  return kHalf == Half::Check ? nb::none() : call.results();
 }
 
 void append_callers(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache,
@@ -96,19 +100,26 @@ nb::object gather_callers(nb::handle k_cache, nb::handle v_cache, nb::handle kv_
   return nb::make_tuple(k_result.finish(), v_result.finish());
 }
 
-void bind_attend(nb::module_& module) {
+/// attend, and what has its arguments.
+template <typename FunctionT>
+void bind_as_attend(nb::module_& module, const char* name, FunctionT function, const char* doc) {
   module.def(
-      "attend", attend_callers, nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"),
-      nb::arg("kv_lens"), nb::kw_only(), nb::arg("token_offsets") = nb::none(),
-      nb::arg("page_table") = nb::none(), nb::arg("row_indices") = nb::none(),
-      nb::arg("format") = "thd", nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
-      nb::arg("softmax_scale") = nb::none(), nb::arg("mask") = "causal",
-      nb::arg("window") = std::pair<std::int64_t, std::int64_t>(-1, -1), nb::arg("softcap") = 0.0,
-      nb::arg("sinks") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
+      name, function, nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("kv_lens"),
+      nb::kw_only(), nb::arg("token_offsets") = nb::none(), nb::arg("page_table") = nb::none(),
+      nb::arg("row_indices") = nb::none(), nb::arg("format") = "thd", nb::arg("out") = nb::none(),
+      nb::arg("lse") = nb::none(), nb::arg("softmax_scale") = nb::none(),
+      nb::arg("mask") = "causal", nb::arg("window") = std::pair<std::int64_t, std::int64_t>(-1, -1),
+      nb::arg("softcap") = 0.0, nb::arg("sinks") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
       nb::arg("rope").none() = nb::none(), nb::arg("positions") = nb::none(),
       nb::arg("backend") = "auto", nb::arg("compute") = "same", nb::arg("batch_invariant") = false,
       nb::arg("num_threads") = 0, nb::arg("workspace").none() = nb::none(),
       nb::arg("max_new_tokens") = 0, nb::arg("max_kv_len") = 0, nb::arg("stream") = nb::none(),
+      doc);
+}
+
+void bind_attend(nb::module_& module) {
+  bind_as_attend(
+      module, "attend", attend_callers<Half::Run>,
       "Attention over a cache of the caller's own; the new tokens are already in it "
       "(append_tokens).\n\n"
       "q: [T, Hq, D] ('thd'), [B, L, Hq, D] ('bshd'), [L, B, Hq, D] ('sbhd').\n"
@@ -134,6 +145,13 @@ void bind_attend(nb::module_& module) {
       "can\n"
       "hold) are the most of one sequence.\n"
       "Returns out, or (out, lse) when lse is True or an array.");
+  bind_as_attend(
+      module, "check_attend", attend_callers<Half::Check>,
+      "Raises what attend would raise for these arguments before it enqueues anything, and does\n"
+      "nothing else: before an append whose tokens are not to stay without their attention. The "
+      "new\n"
+      "tokens need not be in the cache yet, nor, on a GPU, the step be planned; a workspace is\n"
+      "needed there. Arguments: attend's.");
   module.def(
       "append_tokens", append_callers, nb::arg("k"), nb::arg("v"), nb::arg("k_cache"),
       nb::arg("v_cache"), nb::arg("kv_lens"), nb::kw_only(), nb::arg("token_offsets") = nb::none(),
@@ -154,12 +172,20 @@ void bind_attend(nb::module_& module) {
 
 void bind_callers_cache(nb::module_& module) {
   bind_attend(module);
-  module.def("explain", explain_callers, nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"),
-             nb::kw_only(), nb::arg("mask") = "causal",
-             nb::arg("window") = std::pair<std::int64_t, std::int64_t>(-1, -1),
-             nb::arg("softcap") = 0.0, nb::arg("backend") = "auto", nb::arg("compute") = "same",
-             nb::arg("batch_invariant") = false,
-             "What every backend says to attend with such arguments, and which one it would take.");
+  module.def(
+      "explain", explain_callers, nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"),
+      nb::kw_only(), nb::arg("mask") = "causal",
+      nb::arg("window") = std::pair<std::int64_t, std::int64_t>(-1, -1), nb::arg("softcap") = 0.0,
+      nb::arg("backend") = "auto", nb::arg("compute") = "same", nb::arg("batch_invariant") = false,
+      "What every backend says to attend with such arguments, and which one it would take:\n"
+      "an Explanation.\n\n"
+      "q: [T, Hq, D], [B, L, Hq, D] or [L, B, Hq, D]. k_cache [N, P, Hk, D], v_cache\n"
+      "[N, P, Hk, Dv]. Dtypes: f32, f16 or bf16; they count, as do strides, and the\n"
+      "alignment of the caches. mask ... batch_invariant: as in attend. Lengths and workspace\n"
+      "are not known here: attend may still pass over a backend that lacks room.\n"
+      "Raises InvalidArgument for a cache or words that attend would refuse, DeviceFailure\n"
+      "where the cache's GPU is not there; what a backend can't do is part of the answer.\n"
+      "Enqueues nothing, and reads nothing that is in the arrays.");
   module.def(
       "gather_cache", gather_callers, nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("kv_lens"),
       nb::kw_only(), nb::arg("page_table") = nb::none(), nb::arg("row_indices") = nb::none(),

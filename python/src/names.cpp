@@ -122,10 +122,23 @@ std::int64_t whole_number(std::string_view argument, nb::handle object) {
   return value;
 }
 
+namespace {
+
+CUstream_st* stream_at(nb::handle address) {
+  const unsigned long long value = PyLong_AsUnsignedLongLong(address.ptr());
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw_mismatch("stream", "an address", nb::cast<std::string>(nb::repr(address)));
+  }
+  return std::bit_cast<CUstream_st*>(static_cast<std::uintptr_t>(value));
+}
+
+}  // namespace
+
 Stream stream_of(nb::handle object, Device device) {
   if (device.type == DeviceType::Cpu) return {};
-  const nb::object address = nb::getattr(runtime().results, "stream_address")(object, device.index);
-  return {std::bit_cast<CUstream_st*>(nb::cast<std::uintptr_t>(address))};
+  if (PyLong_CheckExact(object.ptr())) return {stream_at(object)};
+  return {stream_at(nb::getattr(runtime().results, "stream_address")(object, device.index))};
 }
 
 }  // namespace octavo::python

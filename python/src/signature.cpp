@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "layer.h"
@@ -17,14 +18,14 @@ namespace {
 
 using Numbers = std::vector<std::int64_t>;
 
-/// What comes next. An array begins with its rank, which is none of these.
+/// What comes next. An array begins with its facts, which are at least 0.
 enum class Mark : std::int64_t {
-  NoArray = -1,
-  None = -2,
-  Bool = -3,
-  Int = -4,
-  Float = -5,
-  Text = -6
+  None = -1,
+  Bool = -2,
+  Int = -3,
+  Float = -4,
+  Text = -5,
+  Tuple = -6
 };
 
 void add(Mark mark, std::int64_t value, Numbers& out) {
@@ -34,21 +35,31 @@ void add(Mark mark, std::int64_t value, Numbers& out) {
 
 void add_array(const Memory& memory, Numbers& out) {
   const auto rank = static_cast<std::ptrdiff_t>(memory.rank);
-  out.push_back(memory.rank);
-  out.push_back(static_cast<std::int64_t>(memory.kind));
-  out.push_back(memory.bytes);
-  out.push_back(static_cast<std::int64_t>(memory.framework));
-  out.push_back(static_cast<std::int64_t>(memory.device.type));
-  out.push_back(memory.device.index);
+  std::int64_t facts = 0;
+  for (const std::int64_t fact :
+       {std::int64_t{memory.device.index}, static_cast<std::int64_t>(memory.device.type),
+        static_cast<std::int64_t>(memory.framework), std::int64_t{memory.bytes},
+        static_cast<std::int64_t>(memory.kind), std::int64_t{memory.rank}})
+    facts = facts << 8 | (fact & 0xFF);
+  out.push_back(facts);
   out.insert(out.end(), memory.shape.begin(), memory.shape.begin() + rank);
   out.insert(out.end(), memory.strides.begin(), memory.strides.begin() + rank);
+}
+
+void add_text(const char* text, Py_ssize_t size, Numbers& out) {
+  constexpr std::size_t kWord = sizeof(std::int64_t);
+  const auto length = static_cast<std::size_t>(size);
+  add(Mark::Text, size, out);
+  const std::size_t first = out.size();
+  out.resize(first + (length + kWord - 1) / kWord, 0);
+  std::memcpy(out.data() + first, text, length);
 }
 
 /// Whether `word` is of a kind whose value says it all.
 bool add_word(nb::handle word, Numbers& out) {
   PyObject* object = word.ptr();
   if (word.is_none()) {
-    add(Mark::None, 0, out);
+    out.push_back(static_cast<std::int64_t>(Mark::None));
   } else if (PyBool_Check(object)) {
     add(Mark::Bool, object == Py_True ? 1 : 0, out);
   } else if (PyLong_CheckExact(object)) {
@@ -65,8 +76,7 @@ bool add_word(nb::handle word, Numbers& out) {
       PyErr_Clear();
       return false;
     }
-    add(Mark::Text, size, out);
-    out.insert(out.end(), text, text + size);
+    add_text(text, size, out);
   } else {
     return false;
   }
@@ -89,7 +99,7 @@ nb::bytes signature(const nb::args& arrays) {
   out.reserve(16 * arrays.size());
   for (const nb::handle array : arrays) {
     if (array.is_none()) {
-      out.push_back(static_cast<std::int64_t>(Mark::NoArray));
+      out.push_back(static_cast<std::int64_t>(Mark::None));
     } else {
       add_array(read_memory("array", array), out);
     }
@@ -97,21 +107,30 @@ nb::bytes signature(const nb::args& arrays) {
   return bytes_of(out);
 }
 
-nb::object kind_of_call(const nb::tuple& words, const nb::args& tensors) {
-  Numbers out;
-  out.reserve(2 * words.size() + 16 * tensors.size());
-  for (const nb::handle word : words) {
-    if (!add_word(word, out)) return nb::none();
+/// Whether it is a word, one of PyTorch's tensors without gradients, or a tuple of such.
+bool add_part(nb::handle part, Numbers& out) {
+  PyObject* object = part.ptr();
+  if (PyTuple_Check(object)) {
+    const Py_ssize_t size = PyTuple_Size(object);
+    add(Mark::Tuple, size, out);
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      if (!add_part(PyTuple_GetItem(object, i), out)) return false;
+    }
+    return true;
   }
+  if (add_word(part, out)) return true;
+  const Memory memory = read_memory("tensor", part);
+  if (memory.framework != Framework::Torch || wants_gradients(part)) return false;
+  add_array(memory, out);
+  return true;
+}
+
+nb::object kind_of_call(const nb::args& parts) {
+  Numbers out;
+  out.reserve(128);
   try {
-    for (const nb::handle tensor : tensors) {
-      if (tensor.is_none()) {
-        out.push_back(static_cast<std::int64_t>(Mark::NoArray));
-        continue;
-      }
-      const Memory memory = read_memory("tensor", tensor);
-      if (memory.framework != Framework::Torch || wants_gradients(tensor)) return nb::none();
-      add_array(memory, out);
+    for (const nb::handle part : parts) {
+      if (!add_part(part, out)) return nb::none();
     }
   } catch (const Error&) {  // whoever looks at it anew says what is wrong
     return nb::none();
@@ -126,10 +145,10 @@ nb::object kind_of_call(const nb::tuple& words, const nb::args& tensors) {
 void bind_signature(nb::module_& module) {
   module.def("_signature", signature, nb::arg("arrays"),
              "Equal for arrays of the same shapes, strides, dtypes, frameworks and devices.");
-  module.def("_kind_of_call", kind_of_call, nb::arg("words"), nb::arg("tensors"),
+  module.def("_kind_of_call", kind_of_call, nb::arg("parts"),
              "What the course of a call follows from beside the numbers in its tensors: their\n"
-             "signatures and the words. None for a call that is to be looked at anew: with other\n"
-             "things than PyTorch's tensors and plain words, or with gradients.");
+             "signatures and the words, also in tuples. None for a call that is to be looked at\n"
+             "anew: with other things than PyTorch's tensors and plain words, or with gradients.");
 }
 
 }  // namespace octavo::python

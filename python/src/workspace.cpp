@@ -22,8 +22,9 @@ nb::object sizes(WorkspaceHolder& self, nb::handle q, nb::handle k_cache, nb::ha
                  std::int32_t max_new_tokens, std::int32_t max_kv_len) {
   const nb::object none = nb::none();
   const AttendCall call(q, {k_cache, v_cache, page_table, row_indices},
-                        {kv_lens, token_offsets, max_new_tokens, max_kv_len, &self}, format, out,
-                        lse, {none, mask, window, softcap, batch_invariant, backend, compute, 0},
+                        {kv_lens, token_offsets, max_new_tokens, max_kv_len, &self}, format,
+                        {out, lse},
+                        {none, mask, window, softcap, batch_invariant, backend, compute, 0},
                         {sinks, alibi_slopes, rope, positions});
   WorkspaceSizes s;
   const WorkspaceHolder::Use use(&self);

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests on a GPU need. Where it is missing they are skipped; with OCTAVO_REQUIRE=cuda in the
-environment they fail instead.
+"""What tests on a GPU need. Where it is missing they are skipped; with OCTAVO_REQUIRE=cuda (for
+CuPy's tests: cupy) in the environment they fail instead.
 """
 
 import os
@@ -10,9 +10,9 @@ import pytest
 import octavo
 
 
-def missing(reason):
-    if os.environ.get("OCTAVO_REQUIRE") == "cuda":
-        pytest.fail(f"OCTAVO_REQUIRE=cuda: {reason}")
+def missing(reason, needs="cuda"):
+    if os.environ.get("OCTAVO_REQUIRE") == needs:
+        pytest.fail(f"OCTAVO_REQUIRE={needs}: {reason}")
     pytest.skip(reason)
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import octavo
+from octavo import _native
 from reference import attend_rows, rotate
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
@@ -258,6 +259,67 @@ def test_gather_cache_gives_rows_in_order(setup):
         np.testing.assert_array_equal(keys[b, :n], setup.k[b])
         np.testing.assert_array_equal(values[b, :n], setup.v[b])
         assert not keys[b, n:].any()
+
+
+WRONG = [
+    ({"softcap": -1.0}, "softcap"),
+    ({"backend": "fused"}, ""),
+    ({"out": np.zeros((5, 4, 8), np.int32)}, "out.dtype"),
+    ({"lse": np.zeros((4, 4), np.float32)}, "lse.shape"),
+    ({"token_offsets": [0, 4, 3, 5]}, "token_offsets[2]"),
+]
+
+
+@pytest.mark.parametrize(("change", "argument"), WRONG, ids=[str(w[0]) for w in WRONG])
+def test_check_attend_raises_what_attend_would(setup, change, argument):
+    tensors = setup.q, setup.k_cache, setup.v_cache
+    words = {**setup.where, **change}
+    errors = []
+    for function in (octavo.check_attend, octavo.attend):
+        with pytest.raises(octavo.Error) as caught:
+            function(*tensors, **words)
+        errors.append(caught.value)
+    assert str(errors[0]) == str(errors[1])
+    assert type(errors[0]) is type(errors[1])
+    assert errors[0].argument == (argument or errors[1].argument)
+
+
+def test_check_attend_does_nothing(setup):
+    out = np.full((5, 4, 8), np.nan, np.float32)
+    lse = np.full((5, 4), np.nan, np.float32)
+    words = {**setup.where, "out": out, "lse": lse}
+    assert octavo.check_attend(setup.q, setup.k_cache, setup.v_cache, **words) is None
+    assert np.isnan(out).all()
+    assert np.isnan(lse).all()
+
+
+@pytest.mark.parametrize("wrong", [{"out": np.int32}, {"lse": np.float64}], ids=str)
+def test_a_call_again_appends_nothing_unless_attend_takes_its_own(random, wrong):
+    q, new, cache = np.ones((2, 1, 2, 8)), np.ones((2, 1, 2, 8)), np.zeros((2, 4, 2, 8))
+    q, new, cache = (x.astype(np.float32) for x in (q, new, cache))
+    call = _native._CallAgain(
+        None,
+        format="bshd",
+        softmax_scale=None,
+        mask="causal",
+        window=(-1, -1),
+        softcap=0.0,
+        batch_invariant=False,
+        backend="auto",
+        max_new_tokens=0,
+        max_kv_len=0,
+    )
+    call.append_too("bshd", np.array([0, 1, 2], np.int32), 0, 0, same_step=True)
+    results = {"out": np.zeros_like(q), "lse": np.zeros((2, 2), np.float32)}
+    given = {name: results[name].astype(dtype) for name, dtype in wrong.items()}
+    run = lambda out, lse: call.run(  # noqa: E731
+        q, cache, cache, [2, 3], None, None, None, out, lse, None, None, new_k=new, new_v=new
+    )
+    with pytest.raises(octavo.InvalidArgument, match=next(iter(wrong))):
+        run(**(results | given))
+    assert not cache.any()
+    run(**results)
+    assert cache[[0, 1], [1, 2]].all()
 
 
 def test_explain_tells_of_the_callers_cache(setup):

@@ -47,6 +47,14 @@ def test_a_gpu_gives_the_cpus_results(torch, make_step, host_tensors, own_stream
     torch.testing.assert_close(got_lse, wanted_lse, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("wrong", [-1, 2**64, "main"])
+def test_a_stream_that_is_none_is_named(make_step, host_tensors, wrong):
+    cache, attention, plan = make_step("cuda")
+    tensors = [tensor.cuda() for tensor in host_tensors]
+    with pytest.raises(octavo.InvalidArgument, match="stream: wanted"):
+        attention.forward(plan, cache, 0, *tensors, stream=wrong)
+
+
 def test_storage_and_gathered_rows_are_on_the_gpu(torch, make_step, host_tensors):
     cache, attention, plan = make_step("cuda")
     _, k, v = (tensor.cuda() for tensor in host_tensors)

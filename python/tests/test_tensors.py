@@ -244,7 +244,7 @@ def fake_cupy():
 
 
 def test_cupys_arrays_go_in_and_come_out(step, monkeypatch):
-    """Not CuPy itself, which has arrays in a GPU's memory alone: no such machine had it yet."""
+    """Not CuPy itself, whose arrays lie in a GPU's memory alone: see test_cupy.py."""
     cupy = fake_cupy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     cache, attention, plan, q, k, v = step()

@@ -215,7 +215,9 @@ def test_calls_are_known_again_by_their_words_and_tensors():
     assert kind(words, x, None) == kind(words, torch.ones((4, 6)), None)
     others = [("calls", *words[1:]), ("call", 2, *words[2:]), ("call", True, *words[2:]), words[:4]]
     assert len({kind(w, x) for w in [words, *others]}) == 1 + len(others)
-    for unknown in (2**70, np.float32(0.5), [1], x, "\ud800"):
+    assert kind((words, x)) == kind((words, torch.ones((4, 6)))) != kind(words, x)
+    assert kind("ab", "c") != kind("a", "bc")
+    assert kind("a") != kind("a\0")
+    for unknown in (2**70, np.float32(0.5), [1], "\ud800", x.numpy(), x.clone().requires_grad_()):
         assert kind((unknown,), x) is None
-    for unknown in (x.numpy(), [1], 3, x.clone().requires_grad_()):
         assert kind(words, unknown) is None

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workspaces, maxima and captured steps: what they refuse everywhere, and what they do on a GPU."""
 
+import sys
+
 import numpy as np
 import pytest
 
 import octavo
 from gpus import torch_on_a_gpu
+from octavo import _native
 
 MAXIMA = octavo.StepMaxima(num_seqs=3, num_tokens=9, max_new_tokens=6, max_kv_len=64)
 
@@ -201,6 +204,57 @@ class TestCallersCacheOnAGpu(OnGpu):
         graph.replay()
         torch.testing.assert_close(out.cpu(), want, rtol=2e-3, atol=2e-3)
         torch.testing.assert_close(lse.cpu(), want_lse, rtol=2e-3, atol=2e-3)
+
+    def test_what_attend_wants_is_checked_before_the_plan(self, torch):
+        step = Step(torch, np.random.default_rng(3)).cuda()
+        q, *_ = step.tensors
+        check = lambda **words: octavo.check_attend(q, *step.pools, **step.arrays, **words)  # noqa: E731
+        with pytest.raises(octavo.InvalidArgument, match="workspace: wanted a Workspace"):
+            check()
+        space = octavo.Workspace()
+        with pytest.raises(octavo.InvalidArgument, match="workspace_bytes: wanted at least"):
+            check(workspace=space)
+        sizes = space.sizes(q, *step.pools, **step.arrays)
+        space.use(torch.empty(sizes.least, dtype=torch.uint8, device="cuda"))
+        check(workspace=space)
+        with pytest.raises(octavo.InvalidArgument, match="softcap"):
+            check(workspace=space, softcap=-1.0)
+        with pytest.raises(octavo.Unsupported, match="cpu"):
+            check(workspace=space, backend="cpu")
+
+    @pytest.mark.parametrize("appends", [False, True])
+    def test_a_call_that_fails_keeps_the_arrays_that_it_planned(self, torch, appends):
+        """Else other ones that come to lie at their places would pass for planned. One that was to
+        append fails before its plan.
+        """
+        step = Step(torch, np.random.default_rng(3)).cuda()
+        q, k, v = step.tensors
+        space = step.workspace(torch)
+        words = {"max_new_tokens": 0, "max_kv_len": 0}
+        call = _native._CallAgain(
+            space,
+            format="thd",
+            softmax_scale=None,
+            mask="causal",
+            window=(-1, -1),
+            softcap=0.0,
+            batch_invariant=False,
+            backend="auto",
+            **words,
+        )
+        ends, table = step.arrays["token_offsets"], step.arrays["page_table"]
+        if appends:
+            call.append_too("thd", ends, *words.values(), True)
+        lens = step.arrays["kv_lens"].clone()
+        before = sys.getrefcount(lens)
+        new = {"new_k": k, "new_v": v} if appends else {}
+        out = torch.empty_like(q, dtype=torch.int32)
+        keys = [pool.clone() for pool in step.pools]
+        with pytest.raises(octavo.InvalidArgument, match=r"out\.dtype"):
+            call.run(q, *step.pools, lens, ends, table, None, out, None, None, None, **new)
+        assert sys.getrefcount(lens) == before + (0 if appends else 1)
+        for pool, key in zip(step.pools, keys, strict=True):
+            assert torch.equal(pool, key)
 
 
 class TestCapturedStepsOnAGpu(OnGpu):

@@ -120,6 +120,21 @@ api::StepShape step_shape(const StepArrays& step, TensorFormat format) {
   return shape;
 }
 
+/// A checked attention call on the CPU.
+struct HostAttend {
+  HostAttend(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
+             const LayerInputs& inputs, const TensorView& out, const TensorView* lse) {
+    const kernels::KvPages pages = api::checked_pages(config, cache, false, {});
+    const kernels::StepBatch batch = checked_batch(cache, step, false);
+    const api::StepShape shape = step_shape(step, inputs.format);
+    params = api::attend_params(config, inputs, shape, {batch, batch}, pages, out, lse);
+    backend = dispatch::choose(dispatch::or_environments(config.backend),
+                               api::attend_request(config, params, shape));
+  }
+  kernels::AttendParams params;
+  Backend backend = Backend::Auto;
+};
+
 }  // namespace
 
 namespace api {
@@ -176,16 +191,21 @@ void attend(const AttentionConfig& config, const KvView& cache, const StepArrays
     api::attend_on_gpu(c, cache, step, inputs, out, lse, stream);
     return;
   }
-  const kernels::KvPages pages = api::checked_pages(c, cache, false, {});
-  const kernels::StepBatch batch = checked_batch(cache, step, false);
-  const api::StepShape shape = step_shape(step, inputs.format);
-  const kernels::AttendParams params =
-      api::attend_params(c, inputs, shape, {batch, batch}, pages, out, lse);
-  const Backend backend =
-      dispatch::choose(dispatch::or_environments(c.backend), api::attend_request(c, params, shape));
+  const HostAttend call(c, cache, step, inputs, out, lse);
   plan::StepMemory memory;
   device::HostBuffer workspace;
-  dispatch::attend(backend, c.batch_invariant, params, memory, workspace);
+  dispatch::attend(call.backend, c.batch_invariant, call.params, memory, workspace);
+}
+
+void check_attend(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
+                  const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
+                  Stream stream) {
+  const AttentionConfig c = api::checked(config);
+  if (cache.k.device.type == DeviceType::Cuda) {
+    api::check_attend_on_gpu(c, cache, step, inputs, out, lse, stream);
+  } else {
+    static_cast<void>(HostAttend(c, cache, step, inputs, out, lse));
+  }
 }
 
 void append_tokens(const AttentionConfig& config, const KvView& cache, const StepArrays& step,

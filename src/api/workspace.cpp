@@ -64,7 +64,7 @@ std::string device_name(Device device) {
                                         : fmt::format("cuda:{}", device.index);
 }
 
-dispatch::GpuWorkspace& workspace_of(const KvView& cache, const StepArrays& step) {
+detail::WorkspaceImpl& workspace_of(const KvView& cache, const StepArrays& step) {
   const std::string wanted = fmt::format("a Workspace of {}", device_name(cache.k.device));
   if (step.workspace == nullptr) base::throw_mismatch("step.workspace", wanted, "null");
   detail::WorkspaceImpl& impl = step.workspace->impl();
@@ -72,7 +72,7 @@ dispatch::GpuWorkspace& workspace_of(const KvView& cache, const StepArrays& step
     base::throw_mismatch("step.workspace", wanted,
                          fmt::format("one of {}", device_name(impl.device)));
   }
-  return *impl.gpu;
+  return impl;
 }
 
 void check_planned(const dispatch::GpuWorkspace& workspace, const kernels::CallersStep& step) {
@@ -130,7 +130,7 @@ void attend_on_gpu(const AttentionConfig& config, const KvView& cache, const Ste
   const device::DeviceGuard guard(cache.k.device);
   static_cast<void>(checked_pages(config, cache, false, cache.k.device));
   const kernels::CallersStep callers = callers_step(cache, step);
-  dispatch::GpuWorkspace& workspace = workspace_of(cache, step);
+  dispatch::GpuWorkspace& workspace = *workspace_of(cache, step).gpu;
   check_planned(workspace, callers);
   const AttendCall call(config, cache, callers, workspace.batch(), inputs, out, lse);
   device::check_stream(cache.k.device, stream);
@@ -140,13 +140,30 @@ void attend_on_gpu(const AttentionConfig& config, const KvView& cache, const Ste
   workspace.attend(backend, call.params, stream);
 }
 
+void check_attend_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
+                         const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
+                         Stream stream) {
+  require_gpu_of(cache);
+  const device::DeviceGuard guard(cache.k.device);
+  static_cast<void>(checked_pages(config, cache, false, cache.k.device));
+  const kernels::CallersStep callers = callers_step(cache, step);
+  const detail::WorkspaceImpl& workspace = workspace_of(cache, step);
+  const AttendCall call(config, cache, callers, callers.batch, inputs, out, lse);
+  device::check_stream(cache.k.device, stream);
+  static_cast<void>(dispatch::choose_with_room(
+      call.named, call.request, callers.maxima.max_kv_len, [&](Backend asked) -> dispatch::Room {
+        return {workspace.gpu->sizes(asked, call.params, callers.maxima).least,
+                workspace.num_bytes};
+      }));
+}
+
 void append_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
                    const LayerInputs& inputs, Stream stream) {
   require_gpu_of(cache);
   const device::DeviceGuard guard(cache.k.device);
   const kernels::KvPages pages = checked_pages(config, cache, true, cache.k.device);
   const kernels::CallersStep callers = callers_step(cache, step);
-  dispatch::GpuWorkspace& workspace = workspace_of(cache, step);
+  dispatch::GpuWorkspace& workspace = *workspace_of(cache, step).gpu;
   check_planned(workspace, callers);
   refuse_maxima(inputs);
   // Asked of the definition, as on the CPU.
@@ -198,6 +215,7 @@ void Workspace::use(void* memory, std::int64_t num_bytes) {
   const device::DeviceGuard guard(impl_->device);
   api::check_pointer("memory", memory, num_bytes, impl_->device);
   impl_->gpu->use(memory, static_cast<std::size_t>(num_bytes));
+  impl_->num_bytes = static_cast<std::size_t>(num_bytes);
 }
 
 void Workspace::plan(const KvView& cache, const StepArrays& step, Stream stream) {

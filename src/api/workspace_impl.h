@@ -4,6 +4,7 @@
 
 #include <octavo/workspace.h>
 
+#include <cstddef>
 #include <memory>
 
 #include "dispatch/gpu.h"
@@ -13,6 +14,7 @@ namespace octavo::detail {
 struct WorkspaceImpl {
   Device device;
   std::unique_ptr<dispatch::GpuWorkspace> gpu;
+  std::size_t num_bytes = 0;  ///< Of the memory that it uses.
 };
 
 }  // namespace octavo::detail
@@ -24,6 +26,9 @@ namespace octavo::api {
 void attend_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
                    const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
                    Stream stream);
+void check_attend_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
+                         const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
+                         Stream stream);
 void append_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
                    const LayerInputs& inputs, Stream stream);
 

@@ -229,16 +229,25 @@ class OutOfRange : public ::testing::Test {
     const HostTensor pool = pool_k_;
     const HostTensor out = out_;
     const StepArrays step = {1, 1, offsets_.data(), kv_lens_.data()};
-    EXPECT_THROW(attend(config_, view_, step, inputs_, out_.view()), Error);
+    const std::string of_attend =
+        message_of([&] { attend(config_, view_, step, inputs_, out_.view()); });
+    EXPECT_NE(of_attend, "none");
+    EXPECT_EQ(message_of([&] { check_attend(config_, view_, step, inputs_, out_.view()); }),
+              of_attend);
     EXPECT_TRUE(out_ == out);
-    std::string message = "none";
-    try {
-      append_tokens(config_, view_, step, inputs_);
-    } catch (const Error& error) {
-      message = error.what();
-    }
+    std::string message = message_of([&] { append_tokens(config_, view_, step, inputs_); });
     EXPECT_TRUE(pool_k_ == pool);
     return message;
+  }
+
+  template <typename CallT>
+  static std::string message_of(const CallT& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "none";
   }
 
   AttentionConfig config_;
@@ -253,6 +262,22 @@ class OutOfRange : public ::testing::Test {
   KvView view_;
   LayerInputs inputs_;
 };
+
+// What only the attention finds wrong has to be found before an append.
+TEST_F(OutOfRange, WhatAttendWouldRefuseIsCheckedWithoutIt) {
+  const StepArrays step = {1, 1, offsets_.data(), kv_lens_.data()};
+  const HostTensor out = out_;
+  const auto check = [&] {
+    return message_of([&] { check_attend(config_, view_, step, inputs_, out_.view()); });
+  };
+  EXPECT_EQ(check(), "none");
+  EXPECT_TRUE(out_ == out);
+  config_.backend = Backend::Flash2;
+  EXPECT_THAT(check(), HasSubstr("flash2"));
+  config_.backend = Backend::Auto;
+  inputs_.q.shape[2] = 3;
+  EXPECT_EQ(check(), "q.shape: wanted [>= 1, 1, 4] (thd), got [1, 1, 3]");
+}
 
 TEST_F(OutOfRange, PageIdBehindThePoolIsNamed) {
   table_[1] = 4;

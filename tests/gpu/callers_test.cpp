@@ -317,6 +317,22 @@ TEST_F(CallersStep, NamesAStepThatWasNotPlanned) {
   EXPECT_THAT(attend_refused(), HasSubstr("got other arrays"));
 }
 
+TEST_F(CallersStep, ChecksAnAttentionBeforeItsPlan) {
+  const auto check = [&] {
+    return refused(
+        [&] { check_attend(config_, cache_->view(), cache_->arrays(), inputs_, out_->view()); });
+  };
+  EXPECT_EQ(check(), "nothing was thrown");
+  inputs_.q = value_.steps[0].q.view();
+  EXPECT_EQ(check(), "q.device: wanted cuda:0, got cpu");
+  inputs_.q = q_->view();
+  testkit::DeviceMemory memory(kGpu, 4096);
+  cache_->workspace().use(memory.data(), 512);
+  EXPECT_THAT(check(), HasSubstr("workspace_bytes: wanted at least"));
+  cache_->arrays().workspace = nullptr;
+  EXPECT_EQ(check(), "step.workspace: wanted a Workspace of cuda:0, got null");
+}
+
 TEST_F(CallersStep, NamesAMissingWorkspace) {
   cache_->arrays().workspace = nullptr;
   EXPECT_EQ(attend_refused(), "step.workspace: wanted a Workspace of cuda:0, got null");

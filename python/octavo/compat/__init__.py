@@ -8,5 +8,6 @@
 
 They take PyTorch tensors, NumPy arrays and, where nothing is written in place, JAX arrays, and
 answer in the framework they were asked in. What a front does not cover raises NotImplementedError
-that names it. None of the libraries is needed, nor is PyTorch.
+that names it; a name of the library that a front has not is no attribute of it, so that hasattr
+and `from ... import ...` tell programs which ask. None of the libraries is needed, nor is PyTorch.
 """

@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that a library has and its front has not: to import one is fine, to use it says so."""
+"""Names that a library has and its front has not: not there for who asks, and they say so."""
 
 from __future__ import annotations
 
-from ._arrays import not_covered
 
+class NotCovered(NotImplementedError, AttributeError):
+    """A name that a front has not, whose library has it.
 
-class _Absent(type):
-    """Of classes that can't be made, nor called as the functions that some stand for."""
-
-    def __call__(cls, *args, **kwargs):
-        raise not_covered(cls.__name__)
+    An AttributeError, so that hasattr and `from ... import ...` find it missing as programs expect
+    that choose by what their version of the library has; a NotImplementedError as whatever else a
+    front does not cover.
+    """
 
 
 def absent(module, names):
-    """A module's __getattr__: for `names` what raises NotImplementedError when it is called."""
+    """A module's __getattr__, which names those of `names` that are asked for."""
 
     def find(name):
-        if name in names:
-            doc = f"Not covered by {module}: raises NotImplementedError when it is called."
-            return _Absent(name, (), {"__doc__": doc, "__module__": module})
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        error = NotCovered(f"{name}: not covered by {module}")
+        error.name = name
+        raise error
 
     return find

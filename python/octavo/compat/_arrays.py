@@ -195,9 +195,11 @@ def _find_framework(x, name):
     elif jax is not None and isinstance(x, jax.Array):
         found = _by_module.setdefault("jax", JaxFramework(jax))
     else:
-        raise TypeError(
-            f"{name}: wanted a PyTorch tensor, a NumPy or a JAX array, got {type(x).__name__}"
+        kind = type(x)
+        got = (
+            kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
         )
+        raise TypeError(f"{name}: wanted a PyTorch tensor, a NumPy or a JAX array, got {got}")
     return _by_type.setdefault(type(x), found)
 
 

@@ -158,7 +158,15 @@ class Call:
 
     def attend(self):
         """Of the step that was planned last."""
-        octavo.attend(
+        self._by(octavo.attend)
+        return self._out
+
+    def check(self):
+        """Raises what attend would, before an append."""
+        self._by(octavo.check_attend)
+
+    def _by(self, function):
+        function(
             self._q,
             self._keys.k,
             self._keys.v,
@@ -166,4 +174,3 @@ class Call:
             workspace=self.space.workspace,
             **self._arguments(),
         )
-        return self._out

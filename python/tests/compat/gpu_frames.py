@@ -133,9 +133,12 @@ def _check_planned(x, k_cache, kv_lens, words):
     assert workspace.step == key, "not the step that was planned"
     rope = words.get("rope")
     if rope is not None and words.get("positions") is None:
-        slots = k_cache.shape[1] * (1 if arrays[1] is None else arrays[1].shape[1])
-        rows = rope.num_rows
-        assert rows >= (max_kv_len or slots), f"rope: {rows} rows for {max_kv_len or slots} keys"
+        _check_tables(rope.num_rows, k_cache, arrays[1], max_kv_len)
+
+
+def _check_tables(rows, k_cache, page_table, max_kv_len):
+    slots = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
+    assert rows >= (max_kv_len or slots), f"rope: {rows} rows for {max_kv_len or slots} keys"
 
 
 class CallAgain:
@@ -152,8 +155,32 @@ class CallAgain:
         self._new = (offsets, {"max_new_tokens": max_new_tokens, "max_kv_len": max_kv_len})
         self._new_format, self._same_step = format, same_step
 
-    def run(self, q, k, v, lens, offsets, table, rows, *others, planned=False):
-        new_k = others[5] if len(others) > 5 else None
+    def rotate(self, style):
+        self._call.rotate(style)
+
+    def set_lse_axes(self, token, head):
+        self._call.set_lse_axes(token, head)
+
+    def run(
+        self,
+        q,
+        k,
+        v,
+        lens,
+        offsets,
+        table,
+        rows,
+        out,
+        lse,
+        sinks,
+        slopes,
+        cos=None,
+        sin=None,
+        new_k=None,
+        new_v=None,
+        planned=False,
+        stream=None,
+    ):
         keys, at = (k.unsqueeze(1), rows[:-1]) if self._packed else (k, rows)
         where = {"page_table": table, "row_indices": at}
         if new_k is not None:
@@ -166,8 +193,10 @@ class CallAgain:
             tokens = q.shape[0] * (1 if self._format == "thd" else q.shape[1])
             self._workspace.plan(keys, keys, lens, num_tokens=tokens, **words)
         checked = {**words, "workspace": self._workspace, "format": self._format}
-        checked["rope"] = others[4]
         _check_planned(q, keys, lens, checked)
+        if cos is not None:
+            _check_tables(cos.shape[0], keys, table, self._most["max_kv_len"])
+        others = out, lse, sinks, slopes, cos, sin, new_k, new_v
         self._call.run(q, k, v, lens, offsets, table, rows, *others)
 
 
@@ -196,10 +225,16 @@ def append_listed(workspace, k, v, k_pages, v_pages, seqs, positions, ends, page
 def stand_in(monkeypatch):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     attend, append_tokens = octavo.attend, octavo.append_tokens
+    check_attend = octavo.check_attend
 
     def checked_attend(q, k_cache, v_cache, kv_lens, **words):
         _check_planned(q, k_cache, kv_lens, words)
         return attend(q, k_cache, v_cache, kv_lens, **words)
+
+    def check_only(q, k_cache, v_cache, kv_lens, **words):
+        for name in ("workspace", "max_new_tokens", "max_kv_len"):
+            del words[name]
+        check_attend(q, k_cache, v_cache, kv_lens, **words)
 
     def checked_append(k, v, k_cache, v_cache, kv_lens, **words):
         _check_planned(k, k_cache, kv_lens, words)
@@ -209,6 +244,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(octavo, "Rope", Rope)
     monkeypatch.setattr(octavo, "attend", checked_attend)
     monkeypatch.setattr(octavo, "append_tokens", checked_append)
+    monkeypatch.setattr(octavo, "check_attend", check_only)
     monkeypatch.setattr(_gpu_call, "CallAgain", CallAgain)
     monkeypatch.setattr(_gpu_append, "append_listed", append_listed)
     monkeypatch.setattr(_gpu, "on_gpu", lambda x: isinstance(x, torch.Tensor))

@@ -8,9 +8,10 @@ import dataclasses
 import numpy as np
 import pytest
 from definition import rope_tables
-from gpu_frames import everywhere
+from gpu_frames import everywhere, on_gpus
 from kvcache_case import Call, draw
 
+import octavo
 from octavo.compat import flash_attn
 
 SEEDS = [seed for seed in range(160) if draw(seed, ["f32"]).new_len]
@@ -86,6 +87,18 @@ def test_the_cache_is_not_copied(frame):
         ({"block_table": [[2**32]]}, "page_table: wanted 32 bits, got 4294967296"),
         ({"softcap": -1.0}, "softcap"),
         ({"softmax_scale": float("nan")}, "softmax_scale"),
+        ({"q": np.ones((1, 1, 2, 8), np.int32)}, r"q\.dtype: wanted f32, f16 or bf16"),
+        ({"q": np.ones((2, 2, 8)), "cu_seqlens_q": np.array([1, 2])}, r"token_offsets\[0\]"),
+        ({"q": np.ones((2, 2, 8)), "cu_seqlens_q": np.array([0, 9])}, r"q\.shape: wanted \[>= 9"),
+        (
+            {
+                "q": np.ones((1, 3, 2, 8)),
+                "rotary_cos": np.ones((5, 4)),
+                "rotary_sin": np.ones((5, 4)),
+                "causal": True,
+            },
+            "position of a new token: wanted 0 … 4",
+        ),
     ],
 )
 def test_wrong_input_is_an_error_and_changes_nothing(frame, change, message):
@@ -103,3 +116,44 @@ def test_wrong_input_is_an_error_and_changes_nothing(frame, change, message):
     with pytest.raises(ValueError, match=message):
         flash_attn.flash_attn_with_kvcache(k_cache=cache, v_cache=cache, **arguments)
     assert (frame.read(cache) == 1).all()
+
+
+@everywhere
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+def test_a_backend_that_refuses_leaves_the_cache_as_it_was(frame, known, monkeypatch):
+    """known: a call of its kind was there before, and succeeded."""
+    make = lambda *shape: frame.make(np.ones(shape))  # noqa: E731
+    q, new, cache = make(2, 1, 2, 8), make(2, 1, 2, 8), frame.make(np.zeros((2, 4, 2, 8)))
+    again = frame.make(np.zeros((2, 4, 2, 8)))
+    call = lambda k_cache: flash_attn.flash_attn_with_kvcache(  # noqa: E731
+        q, k_cache, k_cache, new, new, cache_seqlens=frame.ints([1, 2]), causal=known
+    )
+    if known:
+        call(cache)
+    monkeypatch.setenv("OCTAVO_BACKEND", "fused")  # which has no float32
+    with pytest.raises((octavo.Unsupported, octavo.NotCompiled), match="fused"):
+        call(again)
+    assert not frame.read(again).any()
+    monkeypatch.delenv("OCTAVO_BACKEND")
+    call(again)
+    assert frame.read(again)[[0, 1], [1, 2]].all()
+
+
+@on_gpus
+@pytest.mark.parametrize("first_within", [False, True])
+def test_calls_within_inference_mode_and_without_share_what_is_kept(frame, first_within):
+    q = frame.make(np.ones((2, 1, 2, 8)))
+    lens = [frame.ints([1, 2]), frame.ints([2, 3])]
+    cache, wanted = (frame.make(np.zeros((2, 4, 2, 8))) for _ in range(2))
+    for past, within in zip(lens, (first_within, not first_within), strict=True):
+        with frame.torch.inference_mode(within):
+            out, lse = flash_attn.flash_attn_with_kvcache(
+                q, cache, cache, q, q, cache_seqlens=past, return_softmax_lse=True
+            )
+    assert lse.is_contiguous()
+    assert tuple(lse.shape) == (2, 2, 1)
+    for past in lens:
+        for b, position in enumerate(past.tolist()):
+            wanted[b, position] = 1
+    assert np.array_equal(frame.read(cache), frame.read(wanted))
+    assert frame.read(out).any()

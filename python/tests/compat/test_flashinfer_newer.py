@@ -152,16 +152,6 @@ def test_a_workspace_size_wants_the_arguments_of_plan(frame):
         wrapper.workspace_size(*arrays, 1, 1, 8)
 
 
-@pytest.mark.parametrize("name", ["BlockSparseAttentionWrapper", "xqa"])
-def test_a_name_that_is_not_covered_says_so_when_it_is_used(name):
-    with pytest.raises(NotImplementedError, match=name):
-        getattr(flashinfer, name)(1, two=2)
-
-
-def test_a_name_that_nobody_has_is_no_attribute():
-    assert not hasattr(flashinfer, "BatchDecodeWithPagedKvCacheWrapper")
-
-
 @on_gpus
 def test_keys_are_turned_for_the_plan_at_hand(frame):
     """A plan anew, and arithmetic anew, turn by themselves."""

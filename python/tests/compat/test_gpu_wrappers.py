@@ -54,6 +54,16 @@ def test_graph_mode_plans_into_fixed_places(frame, monkeypatch):
     assert len(planned) >= 3
 
 
+def test_plans_within_inference_mode_and_without_share_the_places(frame):
+    wrapper = fixed_wrapper(frame, 3, 24)
+    for within in (True, False):
+        case = case_of(frame, 3, [1, 20, 2])
+        with frame.torch.inference_mode(within):
+            plan(wrapper, case)
+            out = wrapper.run(case.make_queries(), case.cache)
+        case.check(out)
+
+
 def test_graph_mode_plans_again_without_a_run(frame, monkeypatch):
     wrapper = fixed_wrapper(frame, 3, 24)
     case = case_of(frame, 0, [5, 0, 9])

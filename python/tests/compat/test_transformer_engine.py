@@ -110,6 +110,17 @@ def test_values_may_have_another_width(frame):
         stream.check(module(*stream.arrays(step, "bshd"), inference_params=params), step, "bshd")
 
 
+def test_steps_go_on_outside_of_inference_mode(frame):
+    torch = pytest.importorskip("torch")
+    with torch.inference_mode():
+        params = make_params(frame, paged=True)
+        params.allocate_memory(1)
+        params.pre_step({1: 2, 8: 5})
+    params.pre_step({1: 1, 8: 3})
+    assert frame.read(params.cu_seqlens_q).tolist() == [0, 1, 4, 4]
+    assert frame.read(params.cu_seqlens_kv).tolist() == [0, 3, 11, 11]
+
+
 def test_what_a_step_shows(frame):
     params = make_params(frame, paged=True)
     params.allocate_memory(1)

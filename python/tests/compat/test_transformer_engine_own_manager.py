@@ -93,3 +93,25 @@ def test_equals_the_definition(frame, manager, batch):
         params.pre_step(step)
         arrays = stream.arrays(step, "bshd", batch=batch)
         stream.check(module(*arrays, inference_params=params), step, "bshd")
+
+
+@pytest.mark.parametrize("wrong", ["heads", "axes", "integers", "NVTE_FLASH_ATTN"])
+def test_a_call_that_must_fail_leaves_the_managers_cache_as_it_was(frame, wrong, monkeypatch):
+    OwnManager.frame = frame
+    params = make_params(frame, paged=False, custom_cache_manager=OwnManager)
+    params.allocate_memory(1)
+    params.pre_step(STEPS[0])
+    q, k, v = Stream(frame, "f32", 6).arrays(STEPS[0], "bshd")
+    if wrong == "heads":
+        q = q[:, :, :1]
+    elif wrong == "axes":
+        q = q[0]
+    elif wrong == "integers":
+        q = frame.ints(np.ones(tuple(q.shape)))
+    else:
+        monkeypatch.setenv(wrong, "yes")
+    errors = (ValueError, TypeError, NotImplementedError)
+    with pytest.raises(errors, match=r"query_layer|wanted 0 or 1|dtype"):
+        make_module()(q, k, v, inference_params=params)
+    for cache in params.cache_manager.cache[1]:
+        assert not frame.read(cache).any()

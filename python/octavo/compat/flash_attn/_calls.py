@@ -12,6 +12,7 @@ from .._arrays import framework, int_table, ints, native, not_covered, sliding_r
 from . import _core as core
 from . import _gpu
 from ._given import Arithmetic, CacheCall, RaggedCall
+from ._rotary import Rotary
 
 
 def with_kvcache(call: CacheCall):
@@ -44,7 +45,7 @@ def with_kvcache(call: CacheCall):
     rotary = None
     if call.rotary_cos is not None:
         style = "interleaved" if call.rotary_interleaved else "half"
-        rotary = core.Rotary(frame, call.rotary_cos, call.rotary_sin, style)
+        rotary = Rotary(frame, call.rotary_cos, call.rotary_sin, style)
     starts = past if call.rotary_seqlens is None else ints(call.rotary_seqlens, "rotary_seqlens", b)
     write = None
     if call.k is not None:
@@ -68,9 +69,7 @@ def with_kvcache(call: CacheCall):
         keys = keys._replace(**dict(zip("kv", core.some_slots(kc, vc), strict=True)))
     queries, v_descale = core.descaled(queries, maths.descales, kc.shape[-2])
     slopes = core.slopes_of(maths.alibi_slopes, b, host.shape[-2])
-    if write is not None:  # last, when nothing that was asked for is wrong
-        write()
-    out, lse = core.attend(frame, q, queries, keys, opts, slopes, maths.want_lse, v_descale)
+    out, lse = core.attend(frame, q, queries, keys, opts, slopes, maths.want_lse, v_descale, write)
     return (out, lse) if maths.want_lse else out
 
 

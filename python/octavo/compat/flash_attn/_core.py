@@ -95,7 +95,7 @@ def check_tuning(num_splits, pack_gqa):
 
 
 @functools.lru_cache(maxsize=256)
-def _arange(n: int) -> np.ndarray:
+def arange(n: int) -> np.ndarray:
     a = np.arange(n, dtype=_INT32)
     a.flags.writeable = False
     return a
@@ -171,8 +171,9 @@ def some_slots(k, v):
     return tuple(np.zeros((max(x.shape[0], 1), 1, *x.shape[2:]), x.dtype) for x in (k, v))
 
 
-def _attend(queries: Queries, keys: Keys, opts: Options, slopes, out, lse):
-    octavo.attend(
+def _attend(by, opts: Options, queries: Queries, keys: Keys, slopes, out, lse):
+    """by: octavo.attend or what takes its arguments."""
+    by(
         native(queries.host),
         native(keys.k),
         native(keys.v),
@@ -209,14 +210,12 @@ def slopes_of(alibi_slopes, num_seqs, num_heads):
     return slopes[0] if num_seqs and (slopes == slopes[0]).all() else slopes
 
 
-def _attend_each(queries, keys, opts, slopes, out, lse):
-    """A call for each sequence, for slopes that differ between them."""
+def _parts(queries, keys, slopes, out, lse):
+    """Arguments of a call for each sequence, for slopes that differ between them."""
     ends = (
-        queries.offsets
-        if queries.format == "thd"
-        else _arange(queries.num_seqs + 1) * queries.q_len
+        queries.offsets if queries.format == "thd" else arange(queries.num_seqs + 1) * queries.q_len
     )
-    rows = keys.rows if keys.rows is not None else _arange(queries.num_seqs)
+    rows = keys.rows if keys.rows is not None else arange(queries.num_seqs)
     for b in range(queries.num_seqs):
         first, last = int(ends[b]), int(ends[b + 1])
         tokens = slice(first, last) if queries.format == "thd" else slice(b, b + 1)
@@ -227,22 +226,40 @@ def _attend_each(queries, keys, opts, slopes, out, lse):
             positions=None if queries.positions is None else queries.positions[first:last],
         )
         mine = keys._replace(kv_lens=keys.kv_lens[b : b + 1], rows=rows[b : b + 1])
-        _attend(one, mine, opts, slopes[b], out[tokens], None if lse is None else lse[first:last])
+        yield one, mine, slopes[b], out[tokens], None if lse is None else lse[first:last]
 
 
-def attend(frame, q, queries: Queries, keys: Keys, opts: Options, slopes, want_lse, v_descale=None):
-    """(out, lse or None) in the caller's framework, lse in FlashAttention's shape."""
+def attend(
+    frame,
+    q,
+    queries: Queries,
+    keys: Keys,
+    opts: Options,
+    slopes,
+    want_lse,
+    v_descale=None,
+    write=None,
+):
+    """(out, lse or None) in the caller's framework, lse in FlashAttention's shape.
+
+    write: what puts new keys into the cache, called when nothing is wrong with the attention.
+    """
     num_heads = queries.host.shape[-2]
     made, out = frame.empty(q, (*queries.host.shape[:-1], keys.v.shape[-1]))
     made_lse = lse = None
     if want_lse:
         made_lse, lse, settle = _lse_buffers(frame, q, queries, num_heads)
+    calls = [(queries, keys, slopes, out, lse)]
     if slopes is not None and slopes.ndim == 2:
         if queries.format == "thd":
             out[queries.offsets[-1] :] = 0
-        _attend_each(queries, keys, opts, slopes, out, lse)
-    else:
-        _attend(queries, keys, opts, slopes, out, lse)
+        calls = list(_parts(*calls[0]))
+    if write is not None:
+        for call in calls:
+            _attend(octavo.check_attend, opts, *call)
+        write()
+    for call in calls:
+        _attend(octavo.attend, opts, *call)
     if v_descale is not None:
         out[...] = scale_by(out, _per_token(queries, v_descale, num_heads))
     if want_lse:
@@ -307,48 +324,11 @@ def _times(queries: Queries, q_descale, k_descale, shape) -> Queries:
     )
 
 
-class Rotary(NamedTuple):
-    """The caller's tables. Octavo reads float32; others are widened row by row, as a call needs
-    them.
-    """
-
-    frame: object
-    cos: object
-    sin: object
-    style: str
-
-    def at(self, positions):
-        """(rope, positions) that rotate tokens at `positions`."""
-        if not positions.size:
-            return None, None
-        cos, sin = self.frame.host(self.cos, "rotary_cos"), self.frame.host(self.sin, "rotary_sin")
-        if cos.shape != sin.shape or cos.ndim != 2:
-            raise ValueError(
-                f"rotary_cos and rotary_sin: wanted one shape [positions, rotary_dim / 2], "
-                f"got {list(cos.shape)} and {list(sin.shape)}"
-            )
-        if cos.dtype == np.float32 and sin.dtype == np.float32:
-            tables = (np.ascontiguousarray(cos), np.ascontiguousarray(sin))
-            return octavo.Rope(self.style, cos=tables[0], sin=tables[1]), positions
-        if positions.size and (positions.min() < 0 or positions.max() >= cos.shape[0]):
-            raise ValueError(
-                f"rotary_cos: wanted rows for positions up to {positions.max()}, got {cos.shape[0]}"
-            )
-        narrow = [np.ascontiguousarray(_widen(t[positions])) for t in (cos, sin)]
-        return octavo.Rope(self.style, cos=narrow[0], sin=narrow[1]), _arange(positions.size)
-
-
-def _widen(rows):
-    if rows.dtype == np.int16:
-        return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return rows.astype(np.float32)
-
-
 def positions_from(starts, counts):
     """starts[b], starts[b] + 1, ... for counts[b] tokens each, packed."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if ends.size else 0
-    return (_arange(total) + np.repeat(starts - (ends - counts), counts)).astype(_INT32, copy=False)
+    return (arange(total) + np.repeat(starts - (ends - counts), counts)).astype(_INT32, copy=False)
 
 
 def skip_left(keys: Keys, leftpad, num_seqs) -> Keys:
@@ -364,7 +344,7 @@ def skip_left(keys: Keys, leftpad, num_seqs) -> Keys:
             f"cache_seqlens: wanted at most {capacity} with new tokens, got {keys.kv_lens.max()}"
         )
     lens = np.maximum(keys.kv_lens - pad, 0).astype(_INT32)
-    rows = keys.rows if keys.rows is not None else _arange(num_seqs)
+    rows = keys.rows if keys.rows is not None else arange(num_seqs)
     k, step = flat_slots(keys.k, "k_cache")
     v, step_v = flat_slots(keys.v, "v_cache")
     if step != step_v:
@@ -385,7 +365,7 @@ def skip_left(keys: Keys, leftpad, num_seqs) -> Keys:
             f"got {rows.tolist()}"
         )
     page_size = keys.k.shape[1]
-    slots = pad[:, None] + _arange(int(lens.max()) if num_seqs else 0)
+    slots = pad[:, None] + arange(int(lens.max()) if num_seqs else 0)
     pages = np.take_along_axis(
         keys.page_table[rows], np.minimum(slots // page_size, keys.page_table.shape[1] - 1), 1
     )

@@ -20,8 +20,8 @@ from ._gpu_again import (
     varlen_again,
     with_kvcache_again,
 )
-from ._gpu_each import attend_each, each_its_own, first_of
-from ._gpu_parts import New, Queries, rope_of, skip_left, within_tables
+from ._gpu_each import attend_each, check_each, each_its_own, first_of
+from ._gpu_parts import New, Queries, rope_of, rope_style, skip_left, within_tables
 from ._gpu_parts import call_of as _call
 from ._gpu_parts import results_of as _results
 
@@ -107,9 +107,9 @@ def _finish(queries, out, lse, v_scale):
 def with_kvcache(call: CacheCall):
     device, maths = call.q.device, call.arithmetic
     kind = kind_of_cache_call(call)
-    again = gpu.spaces.again(device, kind)
+    again, stream = gpu.spaces.again(device, kind)
     if again is not None:
-        return with_kvcache_again(again, call)
+        return with_kvcache_again(again, stream, call)
     core.check_pairs(call)
     q, k_cache, v_cache = gpu.checked(call.q, q=call.q, k_cache=call.k_cache, v_cache=call.v_cache)
     queries = Queries(q, call.cu_seqlens_q, call.max_seqlen_q)
@@ -161,6 +161,10 @@ def with_kvcache(call: CacheCall):
         if kind is not None:
             _keep(attend, call, queries, keys, appended, planned, out, lse)
         if writes:
+            if each_its_own(options):
+                check_each(what, queries, read, one, maths.want_lse)
+            else:
+                attend.check()
             attend.append(k, v, keys, new.offsets, new.format, new.most, rope, places)
         if each_its_own(options):
             out, lse = attend_each(what, queries, read, options, maths.want_lse)
@@ -218,6 +222,8 @@ def _keep(attend, call, queries, keys, new, planned, out, lse):
     )
     if new is not None:
         again.append_too(new, keys.max_kv_len, planned)
+    if call.rotary_cos is not None:
+        again.rotate(rope_style(call.rotary_interleaved))
 
 
 def _lengths_before(call, b, capacity, device):
@@ -245,9 +251,9 @@ def _same_step(new, queries, same_keys):
 def varlen(call: RaggedCall):
     device, maths = call.q.device, call.arithmetic
     kind = kind_of_ragged_call(call)
-    again = gpu.spaces.again(device, kind)
+    again, stream = gpu.spaces.again(device, kind)
     if again is not None:
-        return varlen_again(again, call)
+        return varlen_again(again, stream, call)
     core.check_forward_only(framework(call.q), call.q, call.k, call.v)
     q, k, v = gpu.checked(call.q, q=call.q, k=call.k, v=call.v)
     queries = Queries(q, call.cu_seqlens_q, call.max_seqlen_q)
@@ -340,9 +346,9 @@ def _partly_used(queries, keys, options, want_lse, v_scale, seqused_q):
 
 def dense(q, k, v, maths: Arithmetic):
     kind = kind_of_dense_call(q, k, v, maths)
-    again = gpu.spaces.again(q.device, kind)
+    again, stream = gpu.spaces.again(q.device, kind)
     if again is not None:
-        return again.run(q, k, v, again.lens, again.offsets, None, None, maths)
+        return again.run(stream, q, k, v, again.lens, again.offsets, None, None, maths)
     core.check_forward_only(framework(q), q, k, v)
     q, k, v = gpu.checked(q, q=q, k=k, v=v)
     queries = Queries(q, None, None)

@@ -8,7 +8,6 @@ tensors handed on and nothing else.
 
 from __future__ import annotations
 
-import octavo
 from octavo._native import _kind_of_call as kind_of_call
 
 from .. import _gpu as gpu
@@ -16,58 +15,29 @@ from .. import _gpu_call
 
 
 def kind_of_cache_call(call):
-    maths, lens = call.arithmetic, call.cache_seqlens
-    given = (call.rotary_seqlens, call.cache_leftpad, call.cu_seqlens_k_new, maths.descales)
-    if given != (None, None, None, None):
+    if (
+        call.rotary_seqlens is not None
+        or call.cache_leftpad is not None
+        or call.cu_seqlens_k_new is not None
+        or not _is_plain(call.arithmetic)
+    ):
         return None
-    known = lens if type(lens) is int else None
-    words = (known, call.rotary_interleaved, call.max_seqlen_q)
-    return _kind(
-        "flash_attn_with_kvcache",
-        maths,
-        words,
-        call.q,
-        call.k_cache,
-        call.v_cache,
-        call.k,
-        call.v,
-        call.rotary_cos,
-        call.rotary_sin,
-        lens if known is None else None,
-        call.cache_batch_idx,
-        call.page_table,
-        call.cu_seqlens_q,
-    )
+    return kind_of_call("flash_attn_with_kvcache", call)
 
 
 def kind_of_ragged_call(call):
-    maths = call.arithmetic
-    if call.seqused_q is not None or maths.descales is not None:
+    if call.seqused_q is not None or not _is_plain(call.arithmetic):
         return None
-    return _kind(
-        "flash_attn_varlen_func",
-        maths,
-        (call.max_seqlen_q, call.max_seqlen_k),
-        call.q,
-        call.k,
-        call.v,
-        call.cu_seqlens_q,
-        call.cu_seqlens_k,
-        call.seqused_k,
-        call.page_table,
-    )
+    return kind_of_call("flash_attn_varlen_func", call)
 
 
 def kind_of_dense_call(q, k, v, maths):
-    return None if maths.descales is not None else _kind("flash_attn_func", maths, (), q, k, v)
+    return kind_of_call("flash_attn_func", q, k, v, maths) if _is_plain(maths) else None
 
 
-def _kind(what, maths, words, *tensors):
-    window, slopes = maths.window_size, maths.alibi_slopes
-    if type(window) is not tuple or (slopes is not None and len(slopes.shape) == 2):
-        return None
-    plain = (what, *maths[:2], *window, maths.softcap, maths.want_lse, *words)
-    return kind_of_call(plain, *tensors, maths.sinks, slopes)
+def _is_plain(maths):
+    slopes = maths.alibi_slopes
+    return maths.descales is None and (slopes is None or len(slopes.shape) == 1)
 
 
 class Again:
@@ -77,25 +47,66 @@ class Again:
         self._call = _gpu_call.CallAgain(
             call.space.workspace, packed=table is not None, **call.words()
         )
-        self._out, self._lse = out.shape, None if lse is None else lse.shape
-        # The cheaper way to a new tensor.
+        self._empty_like = gpu.torch().empty_like
         q = queries.tensor
-        self._like_q = out.shape == q.shape and q.is_contiguous()
-        self._float32 = gpu.torch().float32
-        self._queries = (queries.format, queries.num_seqs, queries.most)
+        like_q = out.shape == q.shape and q.is_contiguous()
+        self._like_out = None if like_q else gpu.likeness(out.shape, out.dtype, out.device)
+        self._like_lse, self._settle = None, None
+        if lse is not None:
+            self._lse_of(queries, lse)
         self.offsets, self.lens, self.table = offsets, lens, table
-        self.new_counts = None
+        self.new_counts = self._longer = None
+
+    def _lse_of(self, queries, lse):
+        """The library writes into a tensor of FlashAttention's shape, where strides lead to it."""
+        heads = lse.shape[1]
+        form = queries.format, queries.num_seqs, queries.most
+        if queries.format == "thd":
+            shape, axes = (heads, lse.shape[0]), (1, 0)
+        elif queries.most == 1:
+            shape, axes = (queries.num_seqs, heads, 1), (0, 1)
+        elif queries.num_seqs == 1:
+            shape, axes = (1, heads, queries.most), (2, 1)
+        else:
+            shape, axes, self._settle = lse.shape, (0, 1), form
+        self._call.set_lse_axes(*axes)
+        self._like_lse = gpu.likeness(shape, lse.dtype, lse.device)
 
     def append_too(self, new, most, same_step):
         """The calls bring new keys; most: keys of one sequence with them."""
         # A tensor: PyTorch adds a number at more than twice the cost.
         self.new_counts = gpu.full(new.k.shape[0], new.most, new.k.device)
+        with gpu.torch().inference_mode(False):  # or later calls outside of it might not write
+            self._longer = gpu.torch().empty_like(self.new_counts)
         self._call.append_too(new.format, new.offsets, new.most, most, same_step)
 
-    def run(self, q, k, v, lens, offsets, table, rows, maths, rope=None, new_k=None, new_v=None):
+    def with_new(self, lens):
+        """The lengths with the new keys: one tensor for all calls, which follow each other."""
+        return gpu.torch().add(lens, self.new_counts, out=self._longer)
+
+    def rotate(self, style):
+        """The calls bring tables to rotate by."""
+        self._call.rotate(style)
+
+    def run(
+        self,
+        stream,
+        q,
+        k,
+        v,
+        lens,
+        offsets,
+        table,
+        rows,
+        maths,
+        cos=None,
+        sin=None,
+        new_k=None,
+        new_v=None,
+    ):
         """(out, LSE or None), as FlashAttention gives them."""
-        out = gpu.torch().empty_like(q) if self._like_q else q.new_empty(self._out)
-        lse = None if self._lse is None else q.new_empty(self._lse, dtype=self._float32)
+        out = self._empty_like(q if self._like_out is None else self._like_out)
+        lse = None if self._like_lse is None else self._empty_like(self._like_lse)
         self._call.run(
             q,
             k,
@@ -108,47 +119,43 @@ class Again:
             lse,
             maths.sinks,
             maths.alibi_slopes,
-            rope,
+            cos,
+            sin,
             new_k,
             new_v,
+            False,
+            stream,
         )
-        return out, their_lse(lse, *self._queries)
+        if self._settle is not None:
+            lse = their_lse(lse, *self._settle)
+        return out, lse
 
 
-def with_kvcache_again(again, call):
-    lens, rope, new_k, new_v = again.lens, None, None, None
-    if lens is None:
-        lens = call.cache_seqlens
-    if again.new_counts is not None:
-        new_k, new_v = call.k, call.v
-        if again.lens is None:
-            lens = lens + again.new_counts
-    if call.rotary_cos is not None:
-        style = "interleaved" if call.rotary_interleaved else "half"
-        rope = octavo.Rope(style, cos=call.rotary_cos, sin=call.rotary_sin)
-    out, lse = again.run(
-        call.q,
-        call.k_cache,
-        call.v_cache,
-        lens,
-        call.cu_seqlens_q if again.offsets is None else again.offsets,
-        call.page_table,
-        call.cache_batch_idx,
-        call.arithmetic,
-        rope,
-        new_k,
-        new_v,
+def with_kvcache_again(again, stream, call):
+    q, k_cache, v_cache, k, v, cos, sin, _, _, lens, rows, _, table, offsets, _, _, maths = call
+    if again.new_counts is None:
+        k = v = None
+    if again.lens is not None:
+        lens = again.lens
+    elif again.new_counts is not None:
+        lens = again.with_new(lens)
+    if again.offsets is not None:
+        offsets = again.offsets
+    results = again.run(
+        stream, q, k_cache, v_cache, lens, offsets, table, rows, maths, cos, sin, k, v
     )
-    return (out, lse) if call.arithmetic.want_lse else out
+    return results if maths.want_lse else results[0]
 
 
-def varlen_again(again, call):
+def varlen_again(again, stream, call):
     ends, lens, table, rows = call.cu_seqlens_k, call.seqused_k, call.page_table, None
     if lens is None:
         lens = ends.diff()
     if table is None:
         table, rows = again.table, ends
-    return again.run(call.q, call.k, call.v, lens, call.cu_seqlens_q, table, rows, call.arithmetic)
+    return again.run(
+        stream, call.q, call.k, call.v, lens, call.cu_seqlens_q, table, rows, call.arithmetic
+    )
 
 
 def their_lse(lse, format, num_seqs, most):

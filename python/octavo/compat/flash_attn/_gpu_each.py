@@ -8,6 +8,7 @@ import numpy as np
 import octavo
 
 from .. import _gpu as gpu
+from .._gpu_call import Call
 from ._gpu_parts import call_of, results_of
 
 
@@ -40,23 +41,30 @@ def attend_each(what, queries, keys, options, want_lse):
     sequences = gpu.steps(0, 1, queries.num_seqs, out.device)
     for b in range(queries.num_seqs):
         mine = keys._replace(kv_lens=t.where(sequences == b, keys.kv_lens, 0))
-        _attend(
-            what, queries, mine, options._replace(alibi_slopes=options.alibi_slopes[b]), *made[1]
-        )
+        words = options._replace(alibi_slopes=options.alibi_slopes[b])
+        _by_first(_attend, what, queries, mine, words, *made[1])
         out += part
         if want_lse:
             t.maximum(lse, part_lse, out=lse)
     return out, lse
 
 
-def _attend(what, queries, keys, options, out, lse):
+def check_each(what, queries, keys, options, want_lse):
+    """Raises what attend_each would. The calls differ in what nobody looks at."""
+    _by_first(Call.check, what, queries, keys, options, *results_of(queries, keys, want_lse))
+
+
+def _attend(call):
+    call.plan()
+    call.attend()
+
+
+def _by_first(step, what, queries, keys, options, out, lse):
     # Not by fused, which clears values behind a sequence's end.
     for backend in ("flash2", "unfused"):
         words = options._replace(backend=backend)
         try:
-            call = call_of(what, queries, keys, words, out, lse, None)
-            call.plan()
-            call.attend()
+            step(call_of(what, queries, keys, words, out, lse, None))
             return
         except (octavo.Unsupported, octavo.NotCompiled):
             if backend == "unfused":

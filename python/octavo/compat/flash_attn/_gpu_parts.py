@@ -99,7 +99,11 @@ def rope_of(cos, sin, interleaved):
                 f"{name}: wanted [positions, rotary_dim / 2], both alike, got {list(table.shape)}"
             )
     tables = [gpu.floats(x, "rotary_cos", cos.device) for x in (cos, sin)]
-    return octavo.Rope("interleaved" if interleaved else "half", cos=tables[0], sin=tables[1])
+    return octavo.Rope(rope_style(interleaved), cos=tables[0], sin=tables[1])
+
+
+def rope_style(interleaved):
+    return "interleaved" if interleaved else "half"
 
 
 def within_tables(keys, num_positions):

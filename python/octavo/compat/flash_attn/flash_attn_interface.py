@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .._blame import WHOLE, array, ints, names_arguments
+from .._blame import WHOLE, array, ints, name_argument, names_arguments
 from . import _calls
 from ._core import check_tuning, one_of, refuse
 from ._given import Arithmetic, CacheCall, RaggedCall
@@ -18,7 +18,6 @@ def _given(q_descale, k_descale, v_descale):
     return q_descale, k_descale, v_descale
 
 
-@names_arguments(**KVCACHE)
 def flash_attn_with_kvcache(
     q,
     k_cache,
@@ -70,50 +69,54 @@ def flash_attn_with_kvcache(
 
     num_splits, pack_gqa and max_seqlen_q are hints; here speed follows from the lengths themselves.
     """
-    if qv is not None or attention_chunk or scheduler_metadata is not None or sm_margin:
-        refuse(
-            qv=qv,
-            attention_chunk=attention_chunk,
-            scheduler_metadata=scheduler_metadata,
-            sm_margin=sm_margin,
+    try:
+        if qv is not None or attention_chunk or scheduler_metadata is not None or sm_margin:
+            refuse(
+                qv=qv,
+                attention_chunk=attention_chunk,
+                scheduler_metadata=scheduler_metadata,
+                sm_margin=sm_margin,
+            )
+        if num_splits or pack_gqa is not None:
+            check_tuning(num_splits, pack_gqa)
+        arithmetic = Arithmetic(
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
+            _given(q_descale, k_descale, v_descale),
+            return_softmax_lse,
         )
-    if num_splits or pack_gqa is not None:
-        check_tuning(num_splits, pack_gqa)
-    arithmetic = Arithmetic(
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
-        _given(q_descale, k_descale, v_descale),
-        return_softmax_lse,
-    )
-    if page_table is not None:
-        block_table = one_of(block_table=block_table, page_table=page_table)
-    call = CacheCall(
-        q,
-        k_cache,
-        v_cache,
-        k,
-        v,
-        rotary_cos,
-        rotary_sin,
-        rotary_interleaved,
-        rotary_seqlens,
-        cache_seqlens,
-        cache_batch_idx,
-        cache_leftpad,
-        block_table,
-        cu_seqlens_q,
-        cu_seqlens_k_new,
-        max_seqlen_q,
-        arithmetic,
-    )
-    return _calls.with_kvcache(call)
+        table = block_table
+        if page_table is not None:
+            table = one_of(block_table=block_table, page_table=page_table)
+        call = CacheCall(
+            q,
+            k_cache,
+            v_cache,
+            k,
+            v,
+            rotary_cos,
+            rotary_sin,
+            rotary_interleaved,
+            rotary_seqlens,
+            cache_seqlens,
+            cache_batch_idx,
+            cache_leftpad,
+            table,
+            cu_seqlens_q,
+            cu_seqlens_k_new,
+            max_seqlen_q,
+            arithmetic,
+        )
+        return _calls.with_kvcache(call)
+    except Exception as error:
+        name_argument(error, KVCACHE, locals())
+        raise
 
 
-@names_arguments(**VARLEN)
 def flash_attn_varlen_func(
     q,
     k,
@@ -154,37 +157,42 @@ def flash_attn_varlen_func(
     LSE float32 [Hq, T], an empty array: without dropout FlashAttention keeps no probabilities
     either).
     """
-    if dropout_p or qv is not None or attention_chunk or sm_margin:
-        refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
-    if num_splits != 1 or pack_gqa is not None:
-        check_tuning(num_splits, pack_gqa)
-    if page_table is not None:
-        block_table = one_of(block_table=block_table, page_table=page_table)
-    arithmetic = Arithmetic(
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
-        _given(q_descale, k_descale, v_descale),
-        return_attn_probs,
-    )
-    call = RaggedCall(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        seqused_q,
-        seqused_k,
-        block_table,
-        arithmetic,
-    )
-    out, lse = _calls.varlen(call)
-    return (out, lse, _calls.no_probs(q)) if return_attn_probs else out
+    try:
+        if dropout_p or qv is not None or attention_chunk or sm_margin:
+            refuse(dropout_p=dropout_p, qv=qv, attention_chunk=attention_chunk, sm_margin=sm_margin)
+        if num_splits != 1 or pack_gqa is not None:
+            check_tuning(num_splits, pack_gqa)
+        table = block_table
+        if page_table is not None:
+            table = one_of(block_table=block_table, page_table=page_table)
+        arithmetic = Arithmetic(
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            sinks if learnable_sink is None else one_of(sinks=sinks, learnable_sink=learnable_sink),
+            _given(q_descale, k_descale, v_descale),
+            return_attn_probs,
+        )
+        call = RaggedCall(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            seqused_q,
+            seqused_k,
+            table,
+            arithmetic,
+        )
+        out, lse = _calls.varlen(call)
+        return (out, lse, _calls.no_probs(q)) if return_attn_probs else out
+    except Exception as error:
+        name_argument(error, VARLEN, locals())
+        raise
 
 
 @names_arguments(**DENSE)

@@ -7,6 +7,7 @@ differs and what raises.
 """
 
 from .._absent import absent
+from ._absent_names import NAMES
 from .cascade import (
     BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
     BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
@@ -49,39 +50,4 @@ __all__ = [
     "single_prefill_with_kv_cache_return_lse",
 ]
 
-# FlashInfer's other names for attention and its caches.
-__getattr__ = absent(
-    __name__,
-    frozenset(
-        (
-            "BatchAttention",
-            "BatchAttentionWithAttentionSinkWrapper",
-            "BatchDecodeMlaWithPagedKVCacheWrapper",
-            "BatchMLAPagedAttentionWrapper",
-            "BatchPODWithPagedKVCacheWrapper",
-            "BlockSparseAttentionWrapper",
-            "PODWithPagedKVCacheWrapper",
-            "VariableBlockSparseAttentionWrapper",
-            "append_paged_mla_kv_cache",
-            "apply_llama31_rope",
-            "apply_llama31_rope_inplace",
-            "apply_llama31_rope_pos_ids",
-            "apply_llama31_rope_pos_ids_inplace",
-            "apply_rope",
-            "apply_rope_inplace",
-            "apply_rope_pos_ids",
-            "apply_rope_pos_ids_inplace",
-            "apply_rope_with_cos_sin_cache",
-            "apply_rope_with_cos_sin_cache_inplace",
-            "cudnn_batch_decode_with_kv_cache",
-            "cudnn_batch_prefill_with_kv_cache",
-            "packbits",
-            "segment_packbits",
-            "trtllm_batch_context_with_kv_cache",
-            "trtllm_batch_decode_with_kv_cache",
-            "trtllm_batch_decode_with_kv_cache_mla",
-            "xqa",
-            "xqa_mla",
-        )
-    ),
-)
+__getattr__ = absent(__name__, NAMES)

@@ -70,9 +70,15 @@ def results(q, dim_v, out, lse, want_lse, out_dtype):
     return out, lse
 
 
-def finish(out, lse, v_scale):
+def _to_base_2(device):
+    """A tensor, by which PyTorch multiplies at a third of what a number costs."""
+    t = gpu.torch()
+    return t.full((1,), float(LOG2E), dtype=t.float32, device=device)
+
+
+def finish(out, lse, v_scale, to_base_2=None):
     if lse is not None:
-        lse.mul_(float(LOG2E))
+        lse.mul_(float(LOG2E) if to_base_2 is None else to_base_2)
     if v_scale is not None:
         out.mul_(v_scale)
     return out, lse
@@ -101,8 +107,8 @@ class Again(NamedTuple):
     maths: Any
     call: Any
     slopes: Any
-    shapes: tuple  # of out and lse
-    dtypes: tuple
+    likes: tuple  # of out and lse: what torch.empty_like makes them from
+    to_base_2: Any  # by what the LSE is multiplied, None without one
     space: Any
     plan: tuple  # of Space.plan
     plan_key: Any  # None in graph mode, where plan() plans
@@ -162,7 +168,8 @@ class DevicePlan:
         there are `width` more, so that rows of the table end within.
         """
         t = gpu.torch()
-        self._packed = t.zeros(3 * b + 1 + count + width, dtype=t.int32, device=self._device)
+        with t.inference_mode(False):  # or a plan outside of it might not write
+            self._packed = t.zeros(3 * b + 1 + count + width, dtype=t.int32, device=self._device)
         self._lens, self._offsets = self._packed[:b], self._packed[b : 2 * b + 1]
         self._rows = self._packed[2 * b + 1 : 3 * b + 1]
         self._table = gpu.one_list(self._packed[3 * b + 1 :], width)
@@ -231,13 +238,16 @@ class DevicePlan:
         )
         plan = keys, self._offsets, call.num_tokens, most
         plan_key = self._plan(call.space, plan)
-        if kind is not None and sinks is arithmetic.sinks:
+        if kind is not None and sinks is arithmetic.sinks and not gpu.capturing():
+            made = out, lse
             self._again[kind] = Again(
                 maths,
                 _gpu_call.CallAgain(call.space.workspace, **call.words()),
                 arithmetic.alibi_slopes,
-                (out.shape, None if lse is None else lse.shape),
-                (out.dtype, gpu.torch().float32),
+                tuple(
+                    None if x is None else gpu.likeness(x.shape, x.dtype, x.device) for x in made
+                ),
+                None if lse is None else _to_base_2(lse.device),
                 call.space,
                 plan,
                 plan_key,
@@ -265,12 +275,13 @@ class DevicePlan:
             return None
         if self._fixed is None and gpu.capturing():
             return None  # attend says why not
+        empty_like = gpu.torch().empty_like
         if out is None:
-            out = q.new_empty(again.shapes[0], dtype=again.dtypes[0])
+            out = empty_like(again.likes[0])
         if not want_lse:
             lse = None
         elif lse is None:
-            lse = q.new_empty(again.shapes[1], dtype=again.dtypes[1])
+            lse = empty_like(again.likes[1])
         if again.plan_key != self._planned:
             again.space.plan(*again.plan)
             self._planned = again.plan_key
@@ -286,10 +297,9 @@ class DevicePlan:
             lse,
             sinks,
             again.slopes,
-            None,
             planned=True,
         )
-        return finish(out, lse, scales[2])
+        return finish(out, lse, scales[2], again.to_base_2)
 
     def _plan(self, space, plan):
         """The step's plan is the same for all layers whose pools are as large. Returns by what it

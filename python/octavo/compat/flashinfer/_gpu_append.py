@@ -33,7 +33,7 @@ def append(k, v, batch_indices, positions, paged_kv_cache, indices, indptr, kv_l
     k_pages, v_pages = pages_of(paged_kv_cache, kv_layout)
     given = batch_indices, positions, indptr, indices
     kind = kind_of_call(("append_paged_kv_cache",), k, v, k_pages, v_pages, *given)
-    again = gpu.spaces.again(k.device, kind)
+    again, _ = gpu.spaces.again(k.device, kind)
     if again is not None:
         append_listed(again.workspace, k, v, k_pages, v_pages, *given, again.places, again.offsets)
         return

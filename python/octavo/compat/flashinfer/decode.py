@@ -9,9 +9,11 @@ import warnings
 import numpy as np
 
 from .. import _gpu as gpu
+from .._absent import absent
 from .._arrays import framework
 from .._blame import names_arguments
 from . import _gpu
+from ._absent_names import NAMES
 from ._batch import PagedBatch
 from ._common import Keys, Maths, attend, check_backend, check_layout, paged_keys, refuse
 from ._wanted import FAST_PLAN, FORWARD, PAGED_PLAN, PAGED_RUN, SINGLE_DECODE, WRAPPER
@@ -22,6 +24,8 @@ __all__ = [
     "fast_decode_plan",
     "single_decode_with_kv_cache",
 ]
+
+__getattr__ = absent(__name__, NAMES)
 
 
 @names_arguments(**SINGLE_DECODE)

@@ -8,13 +8,17 @@ import numpy as np
 import octavo
 
 from .. import _gpu as gpu
+from .._absent import absent
 from .._arrays import framework, ints, native, not_covered
 from .._blame import names_arguments
 from . import _gpu_append
+from ._absent_names import NAMES
 from ._common import check_layout, given_or_new, unpack
 from ._wanted import APPEND, PLACES, SEQ_LENS
 
 __all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
+
+__getattr__ = absent(__name__, NAMES)
 
 
 @names_arguments(**SEQ_LENS)

@@ -8,9 +8,11 @@ import functools
 import numpy as np
 
 from .. import _gpu as gpu
+from .._absent import absent
 from .._arrays import dtype_name, framework
 from .._blame import names_arguments
 from . import _gpu
+from ._absent_names import NAMES
 from ._common import (
     Keys,
     Maths,
@@ -31,6 +33,8 @@ __all__ = [
     "single_prefill_with_kv_cache",
     "single_prefill_with_kv_cache_return_lse",
 ]
+
+__getattr__ = absent(__name__, NAMES)
 
 
 @names_arguments(**SINGLE)

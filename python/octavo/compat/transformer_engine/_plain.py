@@ -8,7 +8,15 @@ import numpy as np
 import octavo
 
 from .. import _gpu as gpu
-from .._arrays import framework, ints, join_heads, native, not_covered, sliding_rows
+from .._arrays import (
+    dtype_name,
+    framework,
+    ints,
+    join_heads,
+    native,
+    not_covered,
+    sliding_rows,
+)
 from . import _backend, _gpu
 from ._given import PlainCall
 
@@ -126,9 +134,25 @@ def _call(
     return join_heads(frame.finish(made))
 
 
+def _check_query(module, q, qkv_format):
+    """What can be wrong with the attention whatever the manager's cache is, before it is written
+    to.
+    """
+    rank = 3 if qkv_format == "thd" else 4
+    wanted = [module.num_heads, module.head_dim]
+    if len(q.shape) != rank or list(q.shape[-2:]) != wanted:
+        raise ValueError(
+            f"query_layer: wanted {rank} axes ({qkv_format}), the last two {wanted}, "
+            f"got {list(q.shape)}"
+        )
+    dtype_name(q.dtype)
+    _backend.allowed(_backend.flags(), gpu.on_gpu(q))
+
+
 def over_custom_cache(module, step, params, config, slopes, sinks):
     """Over the cache of a manager of the caller's, by its page_table or batch_indices_post_step."""
     q, k, v, qkv_format = step
+    _check_query(module, q, qkv_format)
     k_cache, v_cache, cu_q, cu_kv, _, _ = params.step(module.layer_number, k, v, qkv_format)
     if gpu.on_gpu(q):
         call = (q, qkv_format, k_cache, v_cache, cu_q, cu_kv)

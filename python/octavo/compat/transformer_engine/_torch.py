@@ -43,7 +43,8 @@ class Counts:
     def __init__(self, n, dtype, device):
         self._host = np.zeros(n, np.int32)
         if torch is not None and isinstance(dtype, torch.dtype):
-            self.array = torch.zeros(n, dtype=torch.int32, device=device)
+            with torch.inference_mode(False):  # or a step outside of it might not write
+                self.array = torch.zeros(n, dtype=torch.int32, device=device)
             self._source = torch.from_numpy(self._host)
         elif device == "cpu":
             self.array = self._host
