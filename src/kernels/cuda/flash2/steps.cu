@@ -16,8 +16,11 @@ __global__ void __launch_bounds__(kCutThreads) cut_kernel(const __grid_constant_
 
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const __grid_constant__ Work work) {
-  for (std::int64_t token = blockIdx.x; token < work.attend.batch.num_tokens; token += gridDim.x)
-    combine_token(work, token);
+  constexpr int kHeads = kCombineThreads / kLanes;
+  const std::int64_t groups = (work.attend.num_q_heads + kHeads - 1) / kHeads;
+  const std::int64_t all = work.attend.batch.num_tokens * groups;
+  for (std::int64_t i = blockIdx.x; i < all; i += gridDim.x)
+    combine_heads(work, i / groups, static_cast<int>(i % groups) * kHeads);
 }
 
 }  // namespace
@@ -28,7 +31,8 @@ int cut_step(const Work& work, CUstream_st* stream) {
 }
 
 int combine_partials(const Work& work, CUstream_st* stream) {
-  const unsigned blocks = cuda::grid_for(work.attend.batch.num_tokens, 1);
+  const unsigned blocks = cuda::grid_for(work.attend.batch.num_tokens * work.attend.num_q_heads,
+                                         kCombineThreads / kLanes);
   combine_kernel<<<blocks, kCombineThreads, 0, stream>>>(work);
   return cuda::launched();
 }
