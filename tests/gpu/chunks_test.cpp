@@ -105,6 +105,7 @@ TEST(UnfusedChunks, OfAPromptAreAlikeAndWholeTiles) {
   for (const UnfusedChunk& chunk : chunks) {
     EXPECT_EQ(chunk.num_tokens % 64, 0);
     EXPECT_LE(chunk.num_tokens, chunks.front().num_tokens);
+    EXPECT_GE(chunk.num_tokens, chunks.front().num_tokens / 2);
   }
 }
 

@@ -119,12 +119,11 @@ class Cut {
   // All, or at most `most`: but for the last ones alike, in whole tiles where there are any.
   [[nodiscard]] std::int32_t even_tokens(std::int32_t all, std::int32_t most) const {
     if (most >= all) return all;
-    const std::int32_t even = base::ceil_div(all, base::ceil_div(all, most));
     const auto unit =
         static_cast<std::int32_t>(std::max<std::int64_t>(1, kTileRows / shape_.group));
-    const std::int32_t rounded = base::ceil_div(even, unit) * unit;
-    if (rounded <= most) return rounded;
-    return most >= unit ? most / unit * unit : most;
+    if (most < unit) return most;
+    const std::int32_t tiles = base::ceil_div(all, unit);
+    return base::ceil_div(tiles, base::ceil_div(tiles, most / unit)) * unit;
   }
 
   [[nodiscard]] std::int32_t most_tokens(UnfusedChunk chunk, std::int32_t highest) const {
@@ -176,7 +175,6 @@ UnfusedLayout::UnfusedLayout(const UnfusedShape& shape, const UnfusedChunk& chun
   factors = take(rows * 4);
   // For num_keys, so that K and V stay in place while chunks of tokens see more and more.
   scores = take(rows * chunk.num_keys * 4);
-  weights = take(rows * chunk.num_keys * shape.element_bytes);
 }
 
 std::size_t least_chunk_bytes(const UnfusedShape& shape, std::int64_t kv_len) {
