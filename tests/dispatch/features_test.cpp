@@ -258,7 +258,7 @@ TEST_F(Environment, NamesAWordThatIsNoBackend) {
 }
 
 TEST_F(Environment, MayMakeBlocksSmaller) {
-  constexpr std::size_t kAllowed = 227 * 1024;
+  constexpr std::size_t kAllowed = std::size_t{227} * 1024;
   EXPECT_EQ(block_smem_of_environment(kAllowed), kAllowed);
   setenv("OCTAVO_BLOCK_SMEM_KB", "163", 1);
   EXPECT_EQ(block_smem_of_environment(kAllowed), 163 * 1024);
@@ -268,7 +268,7 @@ TEST_F(Environment, RefusesBlocksThatNoGpuOrNotThisOneHas) {
   for (const char* text : {"98", "228", "-1", "99kb", "many", " 99"}) {
     setenv("OCTAVO_BLOCK_SMEM_KB", text, 1);
     try {
-      block_smem_of_environment(227 * 1024);
+      block_smem_of_environment(std::size_t{227} * 1024);
       ADD_FAILURE() << text << " was taken";
     } catch (const Error& error) {
       EXPECT_EQ(error.what(), fmt::format("OCTAVO_BLOCK_SMEM_KB: wanted 99 … 227, got {}", text));

@@ -47,6 +47,8 @@ void expect_whole(const Lengths& lengths, std::size_t budget) {
     EXPECT_EQ(c.num_keys % kKeyStep, 0);
     EXPECT_EQ(c.seen_keys % kKeyStep, 0);
     EXPECT_LE(c.seen_keys, c.num_keys);
+    EXPECT_EQ(c.seen_keys % (c.num_parts * kKeyStep), 0);
+    EXPECT_TRUE(c.num_parts == 1 || c.num_seqs * c.num_heads == 1);
     if (!c.gathers) {
       ASSERT_GT(i, 0U);
       const UnfusedChunk& before = chunks[i - 1];
@@ -106,6 +108,41 @@ TEST(UnfusedChunks, OfAPromptAreAlikeAndWholeTiles) {
     EXPECT_EQ(chunk.num_tokens % 64, 0);
     EXPECT_LE(chunk.num_tokens, chunks.front().num_tokens);
     EXPECT_GE(chunk.num_tokens, chunks.front().num_tokens / 2);
+  }
+}
+
+TEST(UnfusedChunks, CutTheKeysOfFewRows) {
+  const std::vector<UnfusedChunk> chunks = cut({{8192}, {8192}}, std::size_t{64} << 20U);
+  EXPECT_EQ(chunks.front().num_parts, 1);
+  EXPECT_EQ(chunks.back().num_parts, 4);
+  const std::vector<UnfusedChunk> large = cut({{16'384}, {16'384}}, std::size_t{1} << 40U);
+  EXPECT_EQ(large.front().num_parts, 1);
+  UnfusedShape in_f32 = shape();
+  in_f32.element_bytes = 4;
+  for (const UnfusedChunk& chunk : cut({{8192}, {8192}}, std::size_t{64} << 20U, in_f32))
+    EXPECT_EQ(chunk.num_parts, 1);
+}
+
+// What lies in a row of scores: the weights, behind them the output.
+TEST(UnfusedChunks, KeepTheOutputBehindTheWeightsWhereItFits) {
+  for (const std::int64_t keys : {64, 128, 192, 8192}) {
+    for (const std::int32_t element_bytes : {2, 4}) {
+      UnfusedShape of = shape();
+      of.element_bytes = element_bytes;
+      const UnfusedChunk chunk{.num_seqs = 2, .num_heads = 3, .num_tokens = 5, .num_keys = keys};
+      const UnfusedLayout layout(of, chunk);
+      const auto rows = std::size_t{30} * static_cast<std::size_t>(of.group);
+      const auto row_bytes = static_cast<std::size_t>(keys) * 4;
+      const bool inside = element_bytes == 2 && keys >= 128;
+      EXPECT_EQ(layout.out_row, inside ? keys : of.padded_dim_v);
+      const std::size_t scores_end = layout.scores + rows * row_bytes;
+      const std::size_t out_end = layout.out +
+                                  (rows - 1) * static_cast<std::size_t>(layout.out_row) * 4 +
+                                  static_cast<std::size_t>(of.padded_dim_v) * 4;
+      EXPECT_LE(std::max(scores_end, out_end), layout.end);
+      EXPECT_GE(layout.out, inside ? layout.scores + row_bytes / 2 : scores_end);
+      EXPECT_LE(out_end, inside ? scores_end : layout.end);
+    }
   }
 }
 

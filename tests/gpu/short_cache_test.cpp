@@ -89,7 +89,8 @@ TEST_P(ShortCache, GivesWhatTheHostGives) {
   workspace.check();
   out.download(got);
   for (std::int64_t i = 0; i < got.size(); ++i)
-    ASSERT_LE(std::abs(got.get(i) - wanted.get(i)), 4e-3) << "token " << i / (kQueryHeads * kDim);
+    ASSERT_LE(std::abs(got.get(i) - wanted.get(i)), 4e-3)
+        << "token " << i / (std::int64_t{kQueryHeads} * kDim);
   lse.download(got_lse);
   for (std::int64_t i = 0; i < got_lse.size(); ++i) {
     if (std::isinf(wanted_lse.get(i))) {

@@ -24,8 +24,21 @@ constexpr std::int64_t kGoodRows = 4096;
 // Rows of a product's tile: what is cut is cut into whole ones.
 constexpr std::int64_t kTileRows = 256;
 
+// Tiles of a product with V, 128 by 128, that keep a large GPU busy, and what its keys are cut into
+// at most, a power of two, to come near.
+constexpr std::int64_t kGoodTiles = 264;
+constexpr std::int64_t kTileSide = 128;
+constexpr std::int32_t kMostParts = 4;
+constexpr std::int64_t kLeastPartKeys = 1024;
+
 std::int64_t rounded_keys(std::int64_t keys) {
   return std::max<std::int64_t>(base::ceil_div(keys, kKeyStep), 1) * kKeyStep;
+}
+
+/// Whether what the weights leave of a row of scores holds the output's row.
+bool out_lies_in_scores(const UnfusedShape& shape, const UnfusedChunk& chunk,
+                        std::int64_t num_parts) {
+  return chunk.num_keys * (4 - shape.element_bytes) >= num_parts * shape.padded_dim_v * 4;
 }
 
 class Cut {
@@ -111,6 +124,7 @@ class Cut {
         run.num_tokens = std::min(tokens, all_tokens - token);
         run.seen_keys = seen_keys(run);
         run.gathers = token == 0;
+        run.num_parts = parts_of(run);
         use_(run);
       }
     }
@@ -137,6 +151,21 @@ class Cut {
       }
     }
     return low;
+  }
+
+  /// Only a product by itself can be cut: matrices of a batch are one stride apart.
+  [[nodiscard]] std::int32_t parts_of(const UnfusedChunk& chunk) const {
+    if (chunk.num_seqs * chunk.num_heads > 1) return 1;
+    const std::int64_t tiles =
+        base::ceil_div(std::int64_t{chunk.num_tokens} * shape_.group, kTileSide) *
+        base::ceil_div(std::int64_t{shape_.padded_dim_v}, kTileSide);
+    const auto can_be = [&](std::int64_t parts) {
+      return parts * tiles <= kGoodTiles && chunk.seen_keys >= parts * kLeastPartKeys &&
+             chunk.seen_keys % (parts * kKeyStep) == 0 && out_lies_in_scores(shape_, chunk, parts);
+    };
+    std::int32_t parts = kMostParts;
+    while (parts > 1 && !can_be(parts)) parts /= 2;
+    return parts;
   }
 
   [[nodiscard]] std::int64_t seen_keys(const UnfusedChunk& chunk) const {
@@ -171,10 +200,16 @@ UnfusedLayout::UnfusedLayout(const UnfusedShape& shape, const UnfusedChunk& chun
   k = take(products * chunk.num_keys * shape.padded_dim * shape.element_bytes);
   v = take(products * chunk.num_keys * shape.padded_dim_v * shape.element_bytes);
   q = take(rows * shape.padded_dim * shape.element_bytes);
-  out = take(rows * shape.padded_dim_v * 4);
   factors = take(rows * 4);
-  // For num_keys, so that K and V stay in place while chunks of tokens see more and more.
+  // For num_keys, so that all stays in place while chunks of tokens see more and more.
   scores = take(rows * chunk.num_keys * 4);
+  if (out_lies_in_scores(shape, chunk, chunk.num_parts)) {
+    out = scores + static_cast<std::size_t>(chunk.num_keys * shape.element_bytes);
+    out_row = chunk.num_keys;
+  } else {
+    out = take(rows * shape.padded_dim_v * 4);
+    out_row = shape.padded_dim_v;
+  }
 }
 
 std::size_t least_chunk_bytes(const UnfusedShape& shape, std::int64_t kv_len) {

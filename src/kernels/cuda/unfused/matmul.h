@@ -13,9 +13,9 @@ struct CUstream_st;
 namespace octavo::kernels::cuda {
 
 /// Row-major c [batch, m, n] = alpha * a [batch, m, k] * b, where b is [batch, n, k] (transposed)
-/// or [batch, k, n]. Rows of a are `a_row` apart, the others dense; matrices of a batch are strides
-/// apart (elements). a and b have one dtype, c is F32; sums are float32, and F32 products are true
-/// F32.
+/// or [batch, k, n]. Rows of a and c are `a_row` and `c_row` apart, those of b dense; matrices of a
+/// batch are strides apart (elements). a and b have one dtype, c is F32; sums are float32, and F32
+/// products are true F32.
 struct Product {
   DType dtype = DType::F32;
   bool b_transposed = false;
@@ -23,6 +23,7 @@ struct Product {
   std::int64_t n = 0;
   std::int64_t k = 0;
   std::int64_t a_row = 0;
+  std::int64_t c_row = 0;
   std::int64_t a_stride = 0;
   std::int64_t b_stride = 0;
   std::int64_t c_stride = 0;
