@@ -22,7 +22,6 @@ Product dense(bool transposed, std::int64_t m, std::int64_t n, std::int64_t k, s
           .n = n,
           .k = k,
           .a_row = k,
-          .c_row = n,
           .a_stride = m * k,
           .b_stride = n * k,
           .c_stride = m * n,

@@ -47,8 +47,6 @@ void expect_whole(const Lengths& lengths, std::size_t budget) {
     EXPECT_EQ(c.num_keys % kKeyStep, 0);
     EXPECT_EQ(c.seen_keys % kKeyStep, 0);
     EXPECT_LE(c.seen_keys, c.num_keys);
-    EXPECT_EQ(c.seen_keys % (c.num_parts * kKeyStep), 0);
-    EXPECT_TRUE(c.num_parts == 1 || c.num_seqs * c.num_heads == 1);
     if (!c.gathers) {
       ASSERT_GT(i, 0U);
       const UnfusedChunk& before = chunks[i - 1];
@@ -100,7 +98,9 @@ TEST(UnfusedChunks, SeeNoMoreThanACausalTokenMay) {
 }
 
 TEST(UnfusedChunks, OfAPromptAreAlikeAndWholeTiles) {
-  const std::vector<UnfusedChunk> chunks = cut({{8192}, {8192}}, std::size_t{224} << 20U);
+  UnfusedShape full = shape();
+  full.causal = false;
+  const std::vector<UnfusedChunk> chunks = cut({{8192}, {8192}}, std::size_t{224} << 20U, full);
   ASSERT_GT(chunks.size(), 1U);
   EXPECT_EQ(chunks.front().num_heads, 1);
   EXPECT_GE(chunks.front().num_tokens, 1024);
@@ -111,39 +111,11 @@ TEST(UnfusedChunks, OfAPromptAreAlikeAndWholeTiles) {
   }
 }
 
-TEST(UnfusedChunks, CutTheKeysOfFewRows) {
-  const std::vector<UnfusedChunk> chunks = cut({{8192}, {8192}}, std::size_t{64} << 20U);
-  EXPECT_EQ(chunks.front().num_parts, 1);
-  EXPECT_EQ(chunks.back().num_parts, 4);
-  const std::vector<UnfusedChunk> large = cut({{16'384}, {16'384}}, std::size_t{1} << 40U);
-  EXPECT_EQ(large.front().num_parts, 1);
-  UnfusedShape in_f32 = shape();
-  in_f32.element_bytes = 4;
-  for (const UnfusedChunk& chunk : cut({{8192}, {8192}}, std::size_t{64} << 20U, in_f32))
-    EXPECT_EQ(chunk.num_parts, 1);
-}
-
-// What lies in a row of scores: the weights, behind them the output.
-TEST(UnfusedChunks, KeepTheOutputBehindTheWeightsWhereItFits) {
-  for (const std::int64_t keys : {64, 128, 192, 8192}) {
-    for (const std::int32_t element_bytes : {2, 4}) {
-      UnfusedShape of = shape();
-      of.element_bytes = element_bytes;
-      const UnfusedChunk chunk{.num_seqs = 2, .num_heads = 3, .num_tokens = 5, .num_keys = keys};
-      const UnfusedLayout layout(of, chunk);
-      const auto rows = std::size_t{30} * static_cast<std::size_t>(of.group);
-      const auto row_bytes = static_cast<std::size_t>(keys) * 4;
-      const bool inside = element_bytes == 2 && keys >= 128;
-      EXPECT_EQ(layout.out_row, inside ? keys : of.padded_dim_v);
-      const std::size_t scores_end = layout.scores + rows * row_bytes;
-      const std::size_t out_end = layout.out +
-                                  (rows - 1) * static_cast<std::size_t>(layout.out_row) * 4 +
-                                  static_cast<std::size_t>(of.padded_dim_v) * 4;
-      EXPECT_LE(std::max(scores_end, out_end), layout.end);
-      EXPECT_GE(layout.out, inside ? layout.scores + row_bytes / 2 : scores_end);
-      EXPECT_LE(out_end, inside ? scores_end : layout.end);
-    }
-  }
+TEST(UnfusedChunks, OfACausalPromptMultiplyFewPairsThatNobodySees) {
+  double pairs = 0.0;
+  for (const UnfusedChunk& c : cut({{8192}, {8192}}, std::size_t{224} << 20U))
+    pairs += static_cast<double>(c.num_heads) * c.num_tokens * static_cast<double>(c.seen_keys);
+  EXPECT_LT(pairs, 0.54 * 3 * 8192 * 8192);
 }
 
 // 256 rows of 4 heads are 64 tokens; these are no multiples of it.

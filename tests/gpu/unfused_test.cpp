@@ -2,6 +2,7 @@
 // What the suite's small cases don't meet in unfused: a workspace full of NaN, steps cut by heads
 // and by tokens, rows that its softmax has to read twice. Weights lie over the scores that they
 // come from, so a write before its read would show.
+#include "kernels/cuda/unfused/matmul.h"
 #include "tests/gpu/twins.h"
 
 #include <octavo/backend.h>
@@ -135,7 +136,7 @@ TEST_P(UnfusedWorkspace, GivesTheSameBitsWhateverLayInIt) {
   host.begin(host_plan);
   const Results wanted = on_host(Attention(config, host_config), host_plan, host, tokens);
 
-  const testkit::DeviceMemory workspace(kGpu, (std::size_t{32} << 20U) + 400'000);
+  const testkit::DeviceMemory workspace(kGpu, kernels::cuda::Matmul::kScratchBytes + 400'000);
   std::optional<Results> before;
   for (const std::byte fill : {std::byte{0xFF}, std::byte{0}, std::byte{0x7F}}) {
     CacheConfig there = host_config;

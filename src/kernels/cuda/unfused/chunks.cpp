@@ -18,27 +18,16 @@ constexpr std::int64_t kMostProducts = 16384;
 constexpr double kMostPadding = 1.5;
 
 // Query rows of one head that keep a product busy: heads are split before tokens fall below it. At
-// the same bytes of scores fewer heads of more rows were faster, down to one head (H200).
-constexpr std::int64_t kGoodRows = 4096;
+// the same bytes of scores fewer heads of more rows were faster, down to one head (H200); but a
+// causal chunk of many tokens multiplies more pairs that nobody sees.
+constexpr std::int64_t kGoodRows = 8192;
+constexpr std::int64_t kGoodCausalRows = 2048;
 
 // Rows of a product's tile: what is cut is cut into whole ones.
 constexpr std::int64_t kTileRows = 256;
 
-// Tiles of a product with V, 128 by 128, that keep a large GPU busy, and what its keys are cut into
-// at most, a power of two, to come near.
-constexpr std::int64_t kGoodTiles = 264;
-constexpr std::int64_t kTileSide = 128;
-constexpr std::int32_t kMostParts = 4;
-constexpr std::int64_t kLeastPartKeys = 1024;
-
 std::int64_t rounded_keys(std::int64_t keys) {
   return std::max<std::int64_t>(base::ceil_div(keys, kKeyStep), 1) * kKeyStep;
-}
-
-/// Whether what the weights leave of a row of scores holds the output's row.
-bool out_lies_in_scores(const UnfusedShape& shape, const UnfusedChunk& chunk,
-                        std::int64_t num_parts) {
-  return chunk.num_keys * (4 - shape.element_bytes) >= num_parts * shape.padded_dim_v * 4;
 }
 
 class Cut {
@@ -107,8 +96,9 @@ class Cut {
   // A run of one sequence may have to be cut by heads and by tokens.
   void split(UnfusedChunk run) const {
     const std::int32_t all_tokens = run.num_tokens;
+    const std::int64_t good_rows = shape_.causal ? kGoodCausalRows : kGoodRows;
     const std::int64_t good =
-        std::min<std::int64_t>(all_tokens, std::max<std::int64_t>(1, kGoodRows / shape_.group));
+        std::min<std::int64_t>(all_tokens, std::max<std::int64_t>(1, good_rows / shape_.group));
     run.num_tokens = most_tokens(run, all_tokens);
     while (run.num_heads > 1 && run.num_tokens < good) {
       run.num_heads = (run.num_heads + 1) / 2;
@@ -124,7 +114,6 @@ class Cut {
         run.num_tokens = std::min(tokens, all_tokens - token);
         run.seen_keys = seen_keys(run);
         run.gathers = token == 0;
-        run.num_parts = parts_of(run);
         use_(run);
       }
     }
@@ -151,21 +140,6 @@ class Cut {
       }
     }
     return low;
-  }
-
-  /// Only a product by itself can be cut: matrices of a batch are one stride apart.
-  [[nodiscard]] std::int32_t parts_of(const UnfusedChunk& chunk) const {
-    if (chunk.num_seqs * chunk.num_heads > 1) return 1;
-    const std::int64_t tiles =
-        base::ceil_div(std::int64_t{chunk.num_tokens} * shape_.group, kTileSide) *
-        base::ceil_div(std::int64_t{shape_.padded_dim_v}, kTileSide);
-    const auto can_be = [&](std::int64_t parts) {
-      return parts * tiles <= kGoodTiles && chunk.seen_keys >= parts * kLeastPartKeys &&
-             chunk.seen_keys % (parts * kKeyStep) == 0 && out_lies_in_scores(shape_, chunk, parts);
-    };
-    std::int32_t parts = kMostParts;
-    while (parts > 1 && !can_be(parts)) parts /= 2;
-    return parts;
   }
 
   [[nodiscard]] std::int64_t seen_keys(const UnfusedChunk& chunk) const {
@@ -200,16 +174,10 @@ UnfusedLayout::UnfusedLayout(const UnfusedShape& shape, const UnfusedChunk& chun
   k = take(products * chunk.num_keys * shape.padded_dim * shape.element_bytes);
   v = take(products * chunk.num_keys * shape.padded_dim_v * shape.element_bytes);
   q = take(rows * shape.padded_dim * shape.element_bytes);
+  out = take(rows * shape.padded_dim_v * 4);
   factors = take(rows * 4);
-  // For num_keys, so that all stays in place while chunks of tokens see more and more.
+  // For num_keys, so that K and V stay in place while chunks of tokens see more and more.
   scores = take(rows * chunk.num_keys * 4);
-  if (out_lies_in_scores(shape, chunk, chunk.num_parts)) {
-    out = scores + static_cast<std::size_t>(chunk.num_keys * shape.element_bytes);
-    out_row = chunk.num_keys;
-  } else {
-    out = take(rows * shape.padded_dim_v * 4);
-    out_row = shape.padded_dim_v;
-  }
 }
 
 std::size_t least_chunk_bytes(const UnfusedShape& shape, std::int64_t kv_len) {

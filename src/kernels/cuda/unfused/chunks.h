@@ -38,22 +38,16 @@ struct UnfusedChunk {
   std::int64_t num_keys = 0;   ///< Gathered for each batch row; a multiple of kKeyStep.
   std::int64_t seen_keys = 0;  ///< The first so many are seen by any token; likewise.
   bool gathers = true;         ///< False: K and V are there from the chunk before.
-  /// The keys of the product with V are cut into so many, which are summed apart: few rows alone
-  /// would leave most of a GPU idle.
-  std::int32_t num_parts = 1;
 };
 
 /// Where a chunk's arrays lie in the workspace, in bytes.
 struct UnfusedLayout {
   UnfusedLayout(const UnfusedShape& shape, const UnfusedChunk& chunk);
-  std::size_t k = 0;       ///< [seqs, heads, num_keys, padded_dim]
-  std::size_t v = 0;       ///< [seqs, heads, num_keys, padded_dim_v]
-  std::size_t q = 0;       ///< [seqs, heads, tokens * group, padded_dim]
-  std::size_t scores = 0;  ///< F32 [seqs, heads, tokens * group, num_keys], then the weights
-  /// F32 [seqs, heads, tokens * group] rows of [parts, padded_dim_v], `out_row` elements apart.
-  /// Weights of 16 bits leave half of a row of scores; the output lies there if that holds it.
-  std::size_t out = 0;
-  std::int64_t out_row = 0;
+  std::size_t k = 0;        ///< [seqs, heads, num_keys, padded_dim]
+  std::size_t v = 0;        ///< [seqs, heads, num_keys, padded_dim_v]
+  std::size_t q = 0;        ///< [seqs, heads, tokens * group, padded_dim]
+  std::size_t scores = 0;   ///< F32 [seqs, heads, tokens * group, seen_keys], then the weights
+  std::size_t out = 0;      ///< F32 [seqs, heads, tokens * group, padded_dim_v]
   std::size_t factors = 0;  ///< F32 [seqs, heads, tokens * group]
   std::size_t end = 0;
 };

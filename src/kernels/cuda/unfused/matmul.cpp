@@ -58,7 +58,7 @@ struct Prepared {
         b(type_of(p.dtype), p.b_transposed ? p.k : p.n, p.b_transposed ? p.n : p.k,
           p.b_transposed ? p.k : p.n, p.b_stride, p.batch),
         a(type_of(p.dtype), p.k, p.m, p.a_row, p.a_stride, p.batch),
-        c(CUDA_R_32F, p.n, p.m, p.c_row, p.c_stride, p.batch) {
+        c(CUDA_R_32F, p.n, p.m, p.n, p.c_stride, p.batch) {
     OCTAVO_BLAS(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     const cublasOperation_t turn = p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     OCTAVO_BLAS(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &turn,

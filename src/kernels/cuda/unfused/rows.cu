@@ -159,7 +159,7 @@ __device__ SoftRow soft_row(const UnfusedRows& p, std::int64_t row) {
     result.logits.end = static_cast<std::int32_t>(keys.end);
   }
   if (a.alibi_slopes != nullptr) result.logits.slope = a.alibi_slopes[result.at.head];
-  result.scores = p.scores + row * p.chunk.num_keys;
+  result.scores = p.scores + row * p.chunk.seen_keys;
   return result;
 }
 
@@ -292,27 +292,19 @@ __global__ void __launch_bounds__(kThreads)
   const float factor = p.factors[row];
   const std::int64_t to =
       token_offset(a.out_layout, a.batch, at.b, at.i) + at.head * a.out_layout.head_stride;
-  const float* from = p.out + row * p.out_row;
+  const float* from = p.out + row * p.padded_dim_v;
   const auto lane = static_cast<std::int32_t>(threadIdx.x % kWarp);
   T* out = static_cast<T*>(a.out) + to;
   if constexpr (kUnit == Unit::Vector) {
     for (std::int32_t d = lane * kPerLoad; d < a.head_dim_v; d += kLanes * kPerLoad) {
-      float4 sum = *reinterpret_cast<const float4*>(from + d);
-      for (std::int32_t part = 1; part < p.chunk.num_parts; ++part) {
-        const auto more = *reinterpret_cast<const float4*>(from + part * p.padded_dim_v + d);
-        sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
-      }
-      const float values[kPerLoad] = {sum.x * factor, sum.y * factor, sum.z * factor,
-                                      sum.w * factor};
+      float4 read = *reinterpret_cast<const float4*>(from + d);
+      const float values[kPerLoad] = {read.x * factor, read.y * factor, read.z * factor,
+                                      read.w * factor};
       store_values(out + d, values);
     }
   } else {
-    for (std::int32_t d = lane; d < a.head_dim_v; d += kLanes) {
-      float sum = from[d];
-      for (std::int32_t part = 1; part < p.chunk.num_parts; ++part)
-        sum += from[part * p.padded_dim_v + d];
-      out[d * a.out_layout.dim_stride] = from_float<T>(sum * factor);
-    }
+    for (std::int32_t d = lane; d < a.head_dim_v; d += kLanes)
+      out[d * a.out_layout.dim_stride] = from_float<T>(from[d] * factor);
   }
 }
 

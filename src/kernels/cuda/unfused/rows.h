@@ -20,7 +20,6 @@ struct UnfusedRows {
   void* q = nullptr;
   float* scores = nullptr;  ///< Weights take the beginning of the row of scores that they are of.
   const float* out = nullptr;
-  std::int64_t out_row = 0;
   float* factors = nullptr;
 };
 

@@ -60,7 +60,6 @@ class Call {
                            .q = arrays_ + layout.q,
                            .scores = scores,
                            .out = out,
-                           .out_row = layout.out_row,
                            .factors = reinterpret_cast<float*>(arrays_ + layout.factors)};
     if (chunk.gathers) {
       gather(chunk, params_.kv.k, params_.head_dim, shape_.padded_dim, arrays_ + layout.k);
@@ -75,25 +74,16 @@ class Call {
     product.a_row = product.k;
     product.a_stride = product.m * product.a_row;
     product.b_stride = chunk.num_keys * shape_.padded_dim;
-    product.c_row = chunk.num_keys;
-    product.c_stride = product.m * product.c_row;
+    product.c_stride = product.m * chunk.seen_keys;
     matmul_.run(product, params_.scale, rows.q, arrays_ + layout.k, scores, scratch_, stream_);
     check(softmax_rows(rows, stream_), "softmax_rows");
     product.b_transposed = false;
     product.n = shape_.padded_dim_v;
     product.k = chunk.seen_keys;
-    product.a_row = chunk.num_keys * 4 / shape_.element_bytes;
+    product.a_row = chunk.seen_keys * 4 / shape_.element_bytes;
     product.a_stride = product.m * product.a_row;
     product.b_stride = chunk.num_keys * shape_.padded_dim_v;
-    product.c_row = layout.out_row;
-    product.c_stride = product.m * product.c_row;
-    if (chunk.num_parts > 1) {  // of one product
-      product.batch = chunk.num_parts;
-      product.k = chunk.seen_keys / chunk.num_parts;
-      product.a_stride = product.k;
-      product.b_stride = product.k * shape_.padded_dim_v;
-      product.c_stride = shape_.padded_dim_v;
-    }
+    product.c_stride = product.m * shape_.padded_dim_v;
     matmul_.run(product, 1.0F, scores, arrays_ + layout.v, out, scratch_, stream_);
     check(write_rows(rows, stream_), "write_rows");
   }
