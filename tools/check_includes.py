@@ -60,7 +60,7 @@ ROOMS = [
     room("examples/generate/no_cuda", ["examples/generate"]),
     room("python", libraries=["fmt", "nanobind"]),  # the public headers, like any other user
     room("bench", [*TESTING, "src"], [*PROGRAM, "json", "highway", "benchmark"]),
-    room("bench/gpu", [*TESTING, "bench"], [*PROGRAM, "cuda"]),
+    room("bench/gpu", [*TESTING, "bench", "src/kernels/cuda/unfused"], [*PROGRAM, "cuda"]),
     room("tests/gpu", [*TESTING, "src", "tests"], [*PROGRAM, "gtest", "cuda"]),
     room("tests/kernels_cudnn/gpu", ["src", "tests"], ["fmt", "cuda"]),
     room("tests", [*TESTING, "src", "cli", "examples/generate"],

@@ -239,7 +239,8 @@ void bench_unfused(GpuClock& clock, const Report& report) {
     report.line(bare + " and scores", "bound", products + moved, 0.0, flops);
   }
   for (const Mask mask : {Mask::Full, Mask::Causal}) {
-    for (const std::int64_t workspace : {128 * kMiB, 256 * kMiB, 512 * kMiB, 1024 * kMiB}) {
+    for (const std::int64_t workspace :
+         {128 * kMiB, 256 * kMiB, 288 * kMiB, 512 * kMiB, 1024 * kMiB}) {
       const std::string name =
           fmt::format("{} {} page16, workspace {} MiB", shape, to_string(mask), workspace / kMiB);
       if (!report.wants(name)) continue;

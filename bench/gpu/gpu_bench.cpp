@@ -83,8 +83,22 @@ void bench_host(GpuClock& clock, const Report& report) {
   report.line("plan and begin b256 s4096 page16, host", "host", median(times), 0.0, 0.0);
 }
 
-/// `part`: append, prefill, decode, mixed, unfused, host, steps, or empty for all; `backend` and
-/// `only`, a part of a case's name, are for the attention of prefill, decode and mixed.
+void print_help() {
+  fmt::print(R"(octavo_gpu_bench [PART [BACKEND [NAME]]]
+
+Times of the GPU's append and attention, and of the host's plan and begin; one JSON object a line.
+
+  PART     append, prefill, decode, mixed, unfused, host or steps; all where it is left out or ''
+  BACKEND  of the attention of prefill, decode and mixed (flash2)
+  NAME     a part of the names of the cases to run, of prefill, decode and unfused
+
+Exit status: 0 done, 1 a call failed, 2 wrong arguments, 3 no GPU.
+
+  octavo_gpu_bench prefill fused "s8192 h32/32 d128 bf16 full contiguous"
+)");
+}
+
+/// What print_help says of its arguments.
 int run(const std::string& part, Backend backend, const std::string& only) {
   constexpr std::string_view kParts[] = {"",      "append",  "prefill", "decode",
                                          "mixed", "unfused", "host",    "steps"};
@@ -132,6 +146,14 @@ int run(const std::string& part, Backend backend, const std::string& only) {
 
 int main(int argc, char** argv) {
   try {
+    if (argc > 1 && (argv[1] == std::string_view("--help") || argv[1] == std::string_view("-h"))) {
+      octavo::bench::print_help();
+      return 0;
+    }
+    if (argc > 4) {
+      fmt::print(stderr, "gpu_bench: wanted at most 3 arguments, got {} (see --help)\n", argc - 1);
+      return 2;
+    }
     const auto backend = octavo::parse_backend(argc > 2 ? argv[2] : "flash2");
     if (!backend.has_value()) {
       fmt::print(stderr, "gpu_bench: wanted a backend's name, got '{}'\n", argv[2]);

@@ -69,14 +69,15 @@ Explanation Attention::explain(const StepPlan& plan, TensorFormat /*format*/,
   const device::DeviceGuard guard(cache_config_.device);
   const kernels::AttendParams params = explained_call(config_);
   const kernels::StepLengths lengths = explained_lengths(*plan.data(), maxima);
-  const auto room_of = [&](Backend backend) -> std::optional<dispatch::Room> {
+  const auto workspace_of = [&](Backend backend) -> std::optional<dispatch::WorkspaceBytes> {
     // What cuDNN takes is known when a graph is built, which explaining is not worth.
     if (backend == Backend::Fused) return std::nullopt;
-    return dispatch::Room{
+    return dispatch::WorkspaceBytes{
         dispatch::least_call_bytes(backend, params, lengths, cache_config_.device),
         static_cast<std::size_t>(cache_config_.workspace_bytes)};
   };
-  return dispatch::explain_with_room(config_.backend, backend_, std::move(request), room_of);
+  return dispatch::explain_with_workspace(config_.backend, backend_, std::move(request),
+                                          workspace_of);
 }
 
 void Attention::append(const StepPlan& plan, KvCache& cache, std::int32_t layer,

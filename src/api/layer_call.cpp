@@ -123,9 +123,10 @@ void LayerCall::check_attend(const TensorView& out, const TensorView* lse) {
     backend_ = dispatch::choose(backend_, request);
     return;
   }
-  backend_ = dispatch::choose_with_room(
-      backend_, std::move(request), shape_.max_kv_len,
-      [this](Backend backend) { return impl_.gpu->room(backend, attend_params_, lengths_); });
+  backend_ = dispatch::choose_with_workspace(
+      backend_, std::move(request), shape_.max_kv_len, [this](Backend backend) {
+        return impl_.gpu->workspace_for(backend, attend_params_, lengths_);
+      });
 }
 
 void LayerCall::append(Stream stream) {

@@ -134,9 +134,9 @@ void attend_on_gpu(const AttentionConfig& config, const KvView& cache, const Ste
   check_planned(workspace, callers);
   const AttendCall call(config, cache, callers, workspace.batch(), inputs, out, lse);
   device::check_stream(cache.k.device, stream);
-  const Backend backend =
-      dispatch::choose_with_room(call.named, call.request, callers.maxima.max_kv_len,
-                                 [&](Backend asked) { return workspace.room(asked, call.params); });
+  const Backend backend = dispatch::choose_with_workspace(
+      call.named, call.request, callers.maxima.max_kv_len,
+      [&](Backend asked) { return workspace.workspace_for(asked, call.params); });
   workspace.attend(backend, call.params, stream);
 }
 

@@ -128,10 +128,11 @@ bool taken_unnamed(Backend backend, const Request& request) {
          !kernels::fused::is_slow(request.fused.q_len, request.fused.kv_len);
 }
 
-const Shortage* shortage_of(Backend backend, const Request& request) {
-  const auto found = std::find_if(request.shortages.begin(), request.shortages.end(),
-                                  [&](const Shortage& s) { return s.backend == backend; });
-  return found == request.shortages.end() ? nullptr : &*found;
+const WorkspaceLack* lack_of(Backend backend, const Request& request) {
+  const auto found =
+      std::find_if(request.lacks.begin(), request.lacks.end(),
+                   [&](const WorkspaceLack& lack) { return lack.backend == backend; });
+  return found == request.lacks.end() ? nullptr : &*found;
 }
 
 /// The first in order of preference that can run it; Auto when there is none.
@@ -140,6 +141,29 @@ Backend first_of(const Request& request) {
     if (taken_unnamed(backend, request) && can_run(backend, request)) return backend;
   }
   return Backend::Auto;
+}
+
+/// What a batch needs depends on all of it, and backends' bits differ.
+bool gives_way(Backend wanted, const Request& request) {
+  return wanted == Backend::Auto && !request.fused.batch_invariant;
+}
+
+/// `wanted`, or under Auto the first, that can run it and has the workspace for it; Auto when there
+/// is none. Those that lack workspace are added to the request.
+Backend first_with_workspace(Backend wanted, Request& request, const WorkspaceOf& workspace_of) {
+  Backend chosen = wanted;
+  if (wanted == Backend::Auto) {
+    chosen = first_of(request);
+  } else if (!can_run(wanted, request)) {
+    return Backend::Auto;
+  }
+  while (chosen != Backend::Auto) {
+    const std::optional<WorkspaceBytes> bytes = workspace_of(chosen);
+    if (!bytes || bytes->wanted <= bytes->got) break;
+    request.lacks.push_back({chosen, *bytes});
+    chosen = gives_way(wanted, request) ? first_of(request) : Backend::Auto;
+  }
+  return chosen;
 }
 
 kernels::fused::SupportQuery fused_query(const Request& request) {
@@ -245,7 +269,7 @@ bool is_compiled(Backend backend) {
 }
 
 bool can_run(Backend backend, const Request& request) {
-  if (shortage_of(backend, request) != nullptr) return false;
+  if (lack_of(backend, request) != nullptr) return false;
   if (has_own_rows(backend, request)) return kernels::fused::supported(fused_query(request));
   for (const Feature& feature : kFeatures) {
     if (feature.needed(request) && !feature.has(backend, request)) return false;
@@ -268,9 +292,8 @@ Support explain(Backend backend, const Request& request) {
       if (feature.needed(request)) add(feature.name(request), feature.has(backend, request));
     }
   }
-  if (const Shortage* shortage = shortage_of(backend, request)) {
-    add(fmt::format("{} bytes of workspace (there are {})", shortage->room.wanted,
-                    shortage->room.got),
+  if (const WorkspaceLack* lack = lack_of(backend, request)) {
+    add(fmt::format("{} bytes of workspace (there are {})", lack->bytes.wanted, lack->bytes.got),
         false);
   }
   support.ok = support.missing.empty();
@@ -294,27 +317,18 @@ Backend choose(Backend named, const Request& request) {
   throw Error(ErrorCode::Unsupported, text);
 }
 
-Backend choose_with_room(Backend named, Request request, std::int32_t max_kv_len,
-                         const std::function<Room(Backend)>& room_of) {
-  Backend chosen = choose(named, request);
-  while (true) {
-    const Room room = room_of(chosen);
-    if (room.wanted <= room.got) return chosen;
-    request.shortages.push_back({chosen, room});
-    // What a batch needs depends on all of it, and backends' bits differ.
-    const bool gives_way = named == Backend::Auto && !request.fused.batch_invariant;
-    const Backend next = gives_way ? first_of(request) : Backend::Auto;
-    if (next != Backend::Auto) {
-      chosen = next;
-      continue;
-    }
-    base::throw_mismatch(
-        "workspace_bytes",
-        chosen != Backend::Unfused
-            ? fmt::format("at least {} by {}", room.wanted, to_string(chosen))
-            : fmt::format("at least {} for {} tokens by unfused", room.wanted, max_kv_len),
-        room.got);
-  }
+Backend choose_with_workspace(Backend named, Request request, std::int32_t max_kv_len,
+                              const WorkspaceOf& workspace_of) {
+  const Backend chosen = first_with_workspace(named, request, workspace_of);
+  if (chosen != Backend::Auto) return chosen;
+  if (request.lacks.empty()) return choose(named, request);  // throws
+  const auto& [last, bytes] = request.lacks.back();
+  base::throw_mismatch(
+      "workspace_bytes",
+      last != Backend::Unfused
+          ? fmt::format("at least {} by {}", bytes.wanted, to_string(last))
+          : fmt::format("at least {} for {} tokens by unfused", bytes.wanted, max_kv_len),
+      bytes.got);
 }
 
 Explanation explain_all(Backend named, Backend wanted, const Request& request) {
@@ -340,23 +354,17 @@ Explanation explain_all(Backend named, Backend wanted, const Request& request) {
   return explanation;
 }
 
-Explanation explain_with_room(Backend named, Backend wanted, Request request,
-                              const std::function<std::optional<Room>(Backend)>& room_of) {
-  while (true) {
-    Explanation explanation = explain_all(named, wanted, request);
-    if (explanation.chosen == Backend::Auto) return explanation;
-    const std::optional<Room> room = room_of(explanation.chosen);
-    if (!room || room->wanted <= room->got) return explanation;
-    const Backend shorted = explanation.chosen;
-    request.shortages.push_back({shorted, *room});
-    if (wanted == Backend::Auto && request.fused.batch_invariant) {  // see choose_with_room
-      explanation = explain_all(named, shorted, request);
-      explanation.reason = fmt::format(
-          "{} lacks workspace, and in batch-invariant mode no other backend takes its place",
-          to_string(shorted));
-      return explanation;
-    }
-  }
+Explanation explain_with_workspace(Backend named, Backend wanted, Request request,
+                                   const WorkspaceOf& workspace_of) {
+  static_cast<void>(first_with_workspace(wanted, request, workspace_of));
+  if (gives_way(wanted, request) || wanted != Backend::Auto || request.lacks.empty())
+    return explain_all(named, wanted, request);
+  const Backend last = request.lacks.back().backend;
+  Explanation explanation = explain_all(named, last, request);
+  explanation.reason = fmt::format(
+      "{} lacks workspace, and in batch-invariant mode no other backend takes its place",
+      to_string(last));
+  return explanation;
 }
 
 }  // namespace octavo::dispatch

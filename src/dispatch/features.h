@@ -32,15 +32,15 @@ struct Machine {
 Machine this_machine(Device device);
 
 /// Workspace that a call wants, and what there is; bytes.
-struct Room {
+struct WorkspaceBytes {
   std::size_t wanted = 0;
   std::size_t got = 0;
 };
 
-/// A backend that lacks room.
-struct Shortage {
+/// A backend that lacks workspace.
+struct WorkspaceLack {
   Backend backend = Backend::Auto;
-  Room room = {};
+  WorkspaceBytes bytes = {};
 };
 
 /// What is asked of a backend. Fields that are not known yet (no tensors seen) ask for nothing.
@@ -56,7 +56,7 @@ struct Request {
   bool dense_token_rows = true;             ///< The same for q and the output.
   bool aligned_cache_rows = true;           ///< Rows of K and V begin at multiples of 16 bytes.
   kernels::fused::SupportQuery fused = {};  ///< What cuDNN is asked beside all this.
-  std::vector<Shortage> shortages = {};     ///< Those that are known.
+  std::vector<WorkspaceLack> lacks = {};    ///< Those that are known.
 };
 
 /// The request of a configuration on this machine, before any tensor is seen.
@@ -87,18 +87,20 @@ Backend or_environments(Backend named);
 /// Unsupported with required, supported and missing features.
 Backend choose(Backend named, const Request& request);
 
-/// The same where workspace counts: under Auto a backend without the room that `room_of` finds
-/// gives way to the next. Throws InvalidArgument when nobody is left; `max_kv_len` is for the
-/// message.
-Backend choose_with_room(Backend named, Request request, std::int32_t max_kv_len,
-                         const std::function<Room(Backend)>& room_of);
+/// A backend's workspace; nothing for one that isn't asked.
+using WorkspaceOf = std::function<std::optional<WorkspaceBytes>(Backend)>;
+
+/// The same where workspace counts: under Auto a backend without what it wants gives way to the
+/// next. Throws InvalidArgument when nobody is left; `max_kv_len` is for the message.
+Backend choose_with_workspace(Backend named, Request request, std::int32_t max_kv_len,
+                              const WorkspaceOf& workspace_of);
 
 /// What every backend says, and what choose would take of `wanted`, which is `named` or the
 /// environment's.
 Explanation explain_all(Backend named, Backend wanted, const Request& request);
 
-/// The same where workspace counts. `room_of` gives nothing for a backend that isn't asked.
-Explanation explain_with_room(Backend named, Backend wanted, Request request,
-                              const std::function<std::optional<Room>(Backend)>& room_of);
+/// The same where workspace counts.
+Explanation explain_with_workspace(Backend named, Backend wanted, Request request,
+                                   const WorkspaceOf& workspace_of);
 
 }  // namespace octavo::dispatch

@@ -49,10 +49,10 @@ class GpuCache {
 
   /// The workspace that attend would want, and what there is. Builds what the backend prepares for
   /// sizes that it has not met yet.
-  virtual Room room(Backend backend, const kernels::AttendParams& params,
-                    const kernels::StepLengths& lengths) = 0;
+  virtual WorkspaceBytes workspace_for(Backend backend, const kernels::AttendParams& params,
+                                       const kernels::StepLengths& lengths) = 0;
 
-  /// Attends with the backend named, after room. `lengths` are those of `params.batch`.
+  /// Attends with the backend named, after workspace_for. `lengths` are those of `params.batch`.
   virtual void attend(Backend backend, const kernels::AttendParams& params,
                       const kernels::StepLengths& lengths, Stream stream) = 0;
 
@@ -82,7 +82,7 @@ class GpuWorkspace {
 
   virtual void append(const kernels::AppendParams& params, Stream stream) = 0;
   /// As GpuCache's.
-  virtual Room room(Backend backend, const kernels::AttendParams& params) = 0;
+  virtual WorkspaceBytes workspace_for(Backend backend, const kernels::AttendParams& params) = 0;
   virtual void attend(Backend backend, const kernels::AttendParams& params, Stream stream) = 0;
 };
 

@@ -153,10 +153,10 @@ TEST(FeatureTable, TakesUnfusedByItselfForWhatFlash2Lacks) {
 }
 
 /// A host where both of its backends are asked for workspace.
-struct Rooms {
-  Room cpu, unfused;
+struct Workspaces {
+  WorkspaceBytes cpu, unfused;
 
-  [[nodiscard]] std::function<Room(Backend)> asked() const {
+  [[nodiscard]] WorkspaceOf asked() const {
     return [*this](Backend backend) { return backend == Backend::Cpu ? cpu : unfused; };
   }
 };
@@ -168,8 +168,8 @@ Request on_host() {
 }
 
 TEST(FeatureTable, GivesWayToTheNextWhereWorkspaceIsShort) {
-  const auto chosen = [](const Rooms& rooms) {
-    return choose_with_room(Backend::Auto, on_host(), 77, rooms.asked());
+  const auto chosen = [](const Workspaces& workspaces) {
+    return choose_with_workspace(Backend::Auto, on_host(), 77, workspaces.asked());
   };
   EXPECT_EQ(chosen({{10, 10}, {10, 10}}), Backend::Cpu);
   EXPECT_EQ(chosen({{11, 10}, {10, 10}}), Backend::Unfused);
@@ -178,23 +178,23 @@ TEST(FeatureTable, GivesWayToTheNextWhereWorkspaceIsShort) {
 TEST(FeatureTable, DoesNotGiveWayWhereBatchMatesMustNotShow) {
   Request request = on_host();
   request.fused.batch_invariant = true;
-  const Rooms rooms{{11, 10}, {10, 10}};
+  const Workspaces workspaces{{11, 10}, {10, 10}};
   try {
-    static_cast<void>(choose_with_room(Backend::Auto, request, 77, rooms.asked()));
+    static_cast<void>(choose_with_workspace(Backend::Auto, request, 77, workspaces.asked()));
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "workspace_bytes: wanted at least 11 by cpu, got 10");
   }
-  const Explanation explanation = explain_with_room(Backend::Auto, Backend::Auto, request,
-                                                    [&](Backend b) { return rooms.asked()(b); });
+  const Explanation explanation =
+      explain_with_workspace(Backend::Auto, Backend::Auto, request, workspaces.asked());
   EXPECT_EQ(explanation.chosen, Backend::Auto);
   EXPECT_THAT(explanation.reason, ::testing::StartsWith("cpu lacks workspace"));
 }
 
 TEST(FeatureTable, NamesTheWorkspaceThatABackendWants) {
-  const auto message = [](Backend named, const Rooms& rooms) {
+  const auto message = [](Backend named, const Workspaces& workspaces) {
     try {
-      static_cast<void>(choose_with_room(named, on_host(), 77, rooms.asked()));
+      static_cast<void>(choose_with_workspace(named, on_host(), 77, workspaces.asked()));
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::InvalidArgument);
       return std::string(error.what());
@@ -208,12 +208,12 @@ TEST(FeatureTable, NamesTheWorkspaceThatABackendWants) {
 }
 
 TEST(FeatureTable, ExplainsThatWorkspaceIsShort) {
-  const Explanation explanation = explain_with_room(Backend::Auto, Backend::Auto, on_host(),
-                                                    [](Backend backend) -> std::optional<Room> {
-                                                      if (backend == Backend::Cpu)
-                                                        return Room{11, 10};
-                                                      return std::nullopt;
-                                                    });
+  const Explanation explanation =
+      explain_with_workspace(Backend::Auto, Backend::Auto, on_host(),
+                             [](Backend backend) -> std::optional<WorkspaceBytes> {
+                               if (backend == Backend::Cpu) return WorkspaceBytes{11, 10};
+                               return std::nullopt;
+                             });
   EXPECT_EQ(explanation.chosen, Backend::Unfused);
   const auto cpu = std::find_if(explanation.backends.begin(), explanation.backends.end(),
                                 [](const Support& s) { return s.backend == Backend::Cpu; });
@@ -258,7 +258,7 @@ TEST_F(Environment, NamesAWordThatIsNoBackend) {
 }
 
 TEST_F(Environment, MayMakeBlocksSmaller) {
-  constexpr std::size_t kAllowed = 227 * 1024;
+  constexpr std::size_t kAllowed = std::size_t{227} * 1024;
   EXPECT_EQ(block_smem_of_environment(kAllowed), kAllowed);
   setenv("OCTAVO_BLOCK_SMEM_KB", "163", 1);
   EXPECT_EQ(block_smem_of_environment(kAllowed), 163 * 1024);
@@ -268,7 +268,7 @@ TEST_F(Environment, RefusesBlocksThatNoGpuOrNotThisOneHas) {
   for (const char* text : {"98", "228", "-1", "99kb", "many", " 99"}) {
     setenv("OCTAVO_BLOCK_SMEM_KB", text, 1);
     try {
-      block_smem_of_environment(227 * 1024);
+      block_smem_of_environment(std::size_t{227} * 1024);
       ADD_FAILURE() << text << " was taken";
     } catch (const Error& error) {
       EXPECT_EQ(error.what(), fmt::format("OCTAVO_BLOCK_SMEM_KB: wanted 99 … 227, got {}", text));

@@ -98,14 +98,24 @@ TEST(UnfusedChunks, SeeNoMoreThanACausalTokenMay) {
 }
 
 TEST(UnfusedChunks, OfAPromptAreAlikeAndWholeTiles) {
-  const std::vector<UnfusedChunk> chunks = cut({{8192}, {8192}}, std::size_t{224} << 20U);
+  UnfusedShape full = shape();
+  full.causal = false;
+  const std::vector<UnfusedChunk> chunks = cut({{8192}, {8192}}, std::size_t{224} << 20U, full);
   ASSERT_GT(chunks.size(), 1U);
   EXPECT_EQ(chunks.front().num_heads, 1);
   EXPECT_GE(chunks.front().num_tokens, 1024);
   for (const UnfusedChunk& chunk : chunks) {
     EXPECT_EQ(chunk.num_tokens % 64, 0);
     EXPECT_LE(chunk.num_tokens, chunks.front().num_tokens);
+    EXPECT_GE(chunk.num_tokens, chunks.front().num_tokens / 2);
   }
+}
+
+TEST(UnfusedChunks, OfACausalPromptMultiplyFewPairsThatNobodySees) {
+  double pairs = 0.0;
+  for (const UnfusedChunk& c : cut({{8192}, {8192}}, std::size_t{224} << 20U))
+    pairs += static_cast<double>(c.num_heads) * c.num_tokens * static_cast<double>(c.seen_keys);
+  EXPECT_LT(pairs, 0.54 * 3 * 8192 * 8192);
 }
 
 // 256 rows of 4 heads are 64 tokens; these are no multiples of it.

@@ -78,7 +78,7 @@ TEST_F(ShortOfRoom, ABackendThatIsNamedIsRefused) {
               HasSubstr("workspace_bytes: wanted at least"));
 }
 
-TEST_F(ShortOfRoom, AGraphedStepIsMadeForTheNextBackend) {
+TEST_F(ShortOfRoom, AGraphedStepIsMadeForTheNextBackendAndReplaysRight) {
   const testkit::Case value =
       testkit::make_case(testkit::parse_spec("b2 q1 s40 steps3 hq32 hkv8 d128 p16 bf16 seed151"));
   KvCache cache(cache_config_);
@@ -86,6 +86,15 @@ TEST_F(ShortOfRoom, AGraphedStepIsMadeForTheNextBackend) {
   FixedTensors tensors(value, maxima_);
   GraphedStep graph(attention, cache, maxima_, std::vector{tensors.layer()});
   EXPECT_EQ(graph.backend(), Backend::Unfused);
+  testkit::Comparison total;
+  for (std::size_t i = 0; i < value.steps.size(); ++i) {
+    const StepPlan plan = cache.plan(value.steps[i].sequences).plan();
+    cache.begin(plan);
+    tensors.upload(value.steps[i]);
+    graph.replay(plan);
+    tensors.compare(i, total);
+  }
+  EXPECT_TRUE(total.ok()) << total.worst.to_string();
 }
 
 }  // namespace

@@ -52,6 +52,11 @@ TEST_P(ShortCache, GivesWhatTheHostGives) {
   testkit::HostTensor wanted(DType::F16, shape);
   testkit::HostTensor got(DType::F16, shape);
   const testkit::DeviceTensor out(kGpu, got);
+  testkit::HostTensor wanted_lse(DType::F32, {offsets.back(), kQueryHeads});
+  testkit::HostTensor got_lse(DType::F32, {offsets.back(), kQueryHeads});
+  const testkit::DeviceTensor lse(kGpu, got_lse);
+  const TensorView lse_view = wanted_lse.view();
+  const TensorView gpu_lse_view = lse.view();
 
   KvView view;
   view.k = k.host.view();
@@ -61,7 +66,7 @@ TEST_P(ShortCache, GivesWhatTheHostGives) {
   inputs.q = q.on_host();
   config.backend = Backend::Unfused;
   attend(config, view, {num_seqs, offsets.back(), offsets.data(), kv_lens.data()}, inputs,
-         wanted.view());
+         wanted.view(), &lse_view);
 
   DeviceInts gpu_offsets(offsets.size(), 0);
   DeviceInts gpu_lens(kv_lens.size(), 0);
@@ -80,11 +85,20 @@ TEST_P(ShortCache, GivesWhatTheHostGives) {
   const testkit::DeviceMemory memory(kGpu, static_cast<std::size_t>(bytes));
   workspace.use(memory.data(), bytes);
   workspace.plan(view, step);
-  attend(config, view, step, inputs, out.view());
+  attend(config, view, step, inputs, out.view(), &gpu_lse_view);
   workspace.check();
   out.download(got);
   for (std::int64_t i = 0; i < got.size(); ++i)
-    ASSERT_LE(std::abs(got.get(i) - wanted.get(i)), 4e-3) << "token " << i / (kQueryHeads * kDim);
+    ASSERT_LE(std::abs(got.get(i) - wanted.get(i)), 4e-3)
+        << "token " << i / (std::int64_t{kQueryHeads} * kDim);
+  lse.download(got_lse);
+  for (std::int64_t i = 0; i < got_lse.size(); ++i) {
+    if (std::isinf(wanted_lse.get(i))) {
+      ASSERT_EQ(got_lse.get(i), wanted_lse.get(i)) << "token " << i / kQueryHeads;
+    } else {
+      ASSERT_LE(std::abs(got_lse.get(i) - wanted_lse.get(i)), 1e-3) << "token " << i / kQueryHeads;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

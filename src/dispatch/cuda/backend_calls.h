@@ -46,7 +46,8 @@ class BackendCalls {
   FusedCalls fused_;
 };
 
-/// Beyond what the longest sequence needs, more workspace means fewer and larger products.
-inline constexpr std::size_t kGoodWorkspace = std::size_t{256} << 20U;
+/// Beyond what the longest sequence needs, more workspace means fewer and larger products: this
+/// holds the scores of 8192 rows of 8192 keys and what goes with them.
+inline constexpr std::size_t kGoodWorkspace = std::size_t{288} << 20U;
 
 }  // namespace octavo::dispatch

@@ -56,8 +56,8 @@ class CudaCache final : public GpuCache {
     device::sync_if_asked(stream, "append");
   }
 
-  Room room(Backend backend, const kernels::AttendParams& params,
-            const kernels::StepLengths& lengths) override {
+  WorkspaceBytes workspace_for(Backend backend, const kernels::AttendParams& params,
+                               const kernels::StepLengths& lengths) override {
     return {backends_.least_bytes(backend, params, lengths), workspace_bytes_};
   }
 

@@ -154,7 +154,7 @@ class CudaWorkspace final : public GpuWorkspace {
     device::sync_if_asked(stream, "append");
   }
 
-  Room room(Backend backend, const kernels::AttendParams& params) override {
+  WorkspaceBytes workspace_for(Backend backend, const kernels::AttendParams& params) override {
     return {backends_.least_bytes(backend, params, lengths()), num_bytes_ - scratch_offset_};
   }
 

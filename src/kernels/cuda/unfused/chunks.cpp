@@ -18,8 +18,10 @@ constexpr std::int64_t kMostProducts = 16384;
 constexpr double kMostPadding = 1.5;
 
 // Query rows of one head that keep a product busy: heads are split before tokens fall below it. At
-// the same bytes of scores fewer heads of more rows were faster, down to one head (H200).
-constexpr std::int64_t kGoodRows = 4096;
+// the same bytes of scores fewer heads of more rows were faster, down to one head (H200); but a
+// causal chunk of many tokens multiplies more pairs that nobody sees.
+constexpr std::int64_t kGoodRows = 8192;
+constexpr std::int64_t kGoodCausalRows = 2048;
 
 // Rows of a product's tile: what is cut is cut into whole ones.
 constexpr std::int64_t kTileRows = 256;
@@ -94,8 +96,9 @@ class Cut {
   // A run of one sequence may have to be cut by heads and by tokens.
   void split(UnfusedChunk run) const {
     const std::int32_t all_tokens = run.num_tokens;
+    const std::int64_t good_rows = shape_.causal ? kGoodCausalRows : kGoodRows;
     const std::int64_t good =
-        std::min<std::int64_t>(all_tokens, std::max<std::int64_t>(1, kGoodRows / shape_.group));
+        std::min<std::int64_t>(all_tokens, std::max<std::int64_t>(1, good_rows / shape_.group));
     run.num_tokens = most_tokens(run, all_tokens);
     while (run.num_heads > 1 && run.num_tokens < good) {
       run.num_heads = (run.num_heads + 1) / 2;
@@ -119,12 +122,11 @@ class Cut {
   // All, or at most `most`: but for the last ones alike, in whole tiles where there are any.
   [[nodiscard]] std::int32_t even_tokens(std::int32_t all, std::int32_t most) const {
     if (most >= all) return all;
-    const std::int32_t even = base::ceil_div(all, base::ceil_div(all, most));
     const auto unit =
         static_cast<std::int32_t>(std::max<std::int64_t>(1, kTileRows / shape_.group));
-    const std::int32_t rounded = base::ceil_div(even, unit) * unit;
-    if (rounded <= most) return rounded;
-    return most >= unit ? most / unit * unit : most;
+    if (most < unit) return most;
+    const std::int32_t tiles = base::ceil_div(all, unit);
+    return base::ceil_div(tiles, base::ceil_div(tiles, most / unit)) * unit;
   }
 
   [[nodiscard]] std::int32_t most_tokens(UnfusedChunk chunk, std::int32_t highest) const {
@@ -176,7 +178,6 @@ UnfusedLayout::UnfusedLayout(const UnfusedShape& shape, const UnfusedChunk& chun
   factors = take(rows * 4);
   // For num_keys, so that K and V stay in place while chunks of tokens see more and more.
   scores = take(rows * chunk.num_keys * 4);
-  weights = take(rows * chunk.num_keys * shape.element_bytes);
 }
 
 std::size_t least_chunk_bytes(const UnfusedShape& shape, std::int64_t kv_len) {

@@ -46,8 +46,7 @@ struct UnfusedLayout {
   std::size_t k = 0;        ///< [seqs, heads, num_keys, padded_dim]
   std::size_t v = 0;        ///< [seqs, heads, num_keys, padded_dim_v]
   std::size_t q = 0;        ///< [seqs, heads, tokens * group, padded_dim]
-  std::size_t scores = 0;   ///< F32 [seqs, heads, tokens * group, seen_keys]
-  std::size_t weights = 0;  ///< The same in the products' dtype
+  std::size_t scores = 0;   ///< F32 [seqs, heads, tokens * group, seen_keys], then the weights
   std::size_t out = 0;      ///< F32 [seqs, heads, tokens * group, padded_dim_v]
   std::size_t factors = 0;  ///< F32 [seqs, heads, tokens * group]
   std::size_t end = 0;

@@ -25,11 +25,11 @@ void check_blas(cublasStatus_t status, const char* call) {
 
 class Layout {
  public:
-  /// Column-major [rows, cols], which is row-major [cols, rows].
-  Layout(cudaDataType_t type, std::int64_t rows, std::int64_t cols, std::int64_t stride,
-         std::int32_t batch) {
+  /// Column-major [rows, cols], which is row-major [cols, rows]; columns are `leading` apart.
+  Layout(cudaDataType_t type, std::int64_t rows, std::int64_t cols, std::int64_t leading,
+         std::int64_t stride, std::int32_t batch) {
     OCTAVO_BLAS(cublasLtMatrixLayoutCreate(&handle_, type, static_cast<std::uint64_t>(rows),
-                                           static_cast<std::uint64_t>(cols), rows));
+                                           static_cast<std::uint64_t>(cols), leading));
     OCTAVO_BLAS(cublasLtMatrixLayoutSetAttribute(handle_, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
                                                  &batch, sizeof(batch)));
     OCTAVO_BLAS(cublasLtMatrixLayoutSetAttribute(
@@ -55,10 +55,10 @@ cudaDataType_t type_of(DType dtype) {
 struct Prepared {
   explicit Prepared(const Product& p)
       : product(p),
-        b(type_of(p.dtype), p.b_transposed ? p.k : p.n, p.b_transposed ? p.n : p.k, p.b_stride,
-          p.batch),
-        a(type_of(p.dtype), p.k, p.m, p.a_stride, p.batch),
-        c(CUDA_R_32F, p.n, p.m, p.c_stride, p.batch) {
+        b(type_of(p.dtype), p.b_transposed ? p.k : p.n, p.b_transposed ? p.n : p.k,
+          p.b_transposed ? p.k : p.n, p.b_stride, p.batch),
+        a(type_of(p.dtype), p.k, p.m, p.a_row, p.a_stride, p.batch),
+        c(CUDA_R_32F, p.n, p.m, p.n, p.c_stride, p.batch) {
     OCTAVO_BLAS(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     const cublasOperation_t turn = p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     OCTAVO_BLAS(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &turn,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels between unfused's products. All are bound by memory; the softmax reads the scores
 // once (rows of up to 16 384 keys stay in registers, longer ones are read twice) and writes the
-// weights once.
+// weights once, over the beginning of the row that they come from.
 #include "kernels/cuda/unfused/rows.h"
 
 #include <cmath>
@@ -20,6 +20,7 @@ constexpr int kLoads = 8;                      // that a thread keeps in registe
 constexpr int kLoadKeys = kPerLoad * kLanes;   // of a warp's load
 constexpr int kWarpKeys = kLoads * kLoadKeys;  // that a warp keeps
 constexpr int kMostThreads = 512;
+constexpr int kMostKeys = kMostThreads * kPerLoad * kLoads;  // that a block keeps
 constexpr int kLeastBlocks = 2;  // of so many on a multiprocessor: 64 registers a thread
 
 /// What a row sees, and what is done to its scores, which the product has scaled.
@@ -138,7 +139,12 @@ __device__ void finish_row(const UnfusedRows& p, std::int64_t row, const Row& at
 struct SoftRow {
   Row at;
   Logits logits;
-  const float* scores;
+  float* scores;
+
+  template <typename T>
+  __device__ T* weights() const {
+    return reinterpret_cast<T*>(scores);
+  }
 };
 __device__ SoftRow soft_row(const UnfusedRows& p, std::int64_t row) {
   const AttendParams& a = p.attend;
@@ -169,84 +175,105 @@ __device__ void load_scores(const SoftRow& row, std::int32_t key, float* values)
   values[3] = read.w;
 }
 
-/// A row a block, which stays in registers from its one read to its one write: each warp takes
-/// exponentials by its own maximum, and the block meets once.
-template <typename T>
-__global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
-    softmax_rows_kernel(const __grid_constant__ UnfusedRows p) {
-  __shared__ RowState smem[kMostThreads / kLanes];
-  const auto seen = static_cast<std::int32_t>(p.chunk.seen_keys);
-  const auto first =
-      static_cast<std::int32_t>(threadIdx.x / kWarp * kWarpKeys + threadIdx.x % kWarp * kPerLoad);
-  const std::int64_t row_idx = std::int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
-  const SoftRow row = soft_row(p, row_idx);
-  float kept[kLoads][kPerLoad];
+/// Logits of the keys that a thread keeps, `first` the first of them.
+__device__ void load_logits(const SoftRow& row, std::int32_t first, float (*kept)[kPerLoad]) {
 #pragma unroll
   for (int j = 0; j < kLoads; ++j) load_scores(row, first + j * kLoadKeys, kept[j]);
-  RowState own{-INFINITY, 0.0F};
+#pragma unroll
+  for (int j = 0; j < kLoads; ++j) row.logits.apply(first + j * kLoadKeys, kept[j]);
+}
+
+__device__ float largest_of(const float (*kept)[kPerLoad], float largest) {
 #pragma unroll
   for (int j = 0; j < kLoads; ++j) {
-    row.logits.apply(first + j * kLoadKeys, kept[j]);
 #pragma unroll
-    for (int e = 0; e < kPerLoad; ++e) own.max = fmaxf(own.max, kept[j][e]);
+    for (int e = 0; e < kPerLoad; ++e) largest = fmaxf(largest, kept[j][e]);
   }
-  own.max = reduce_warp(own.max, Larger{});
-  const float least = own.max == -INFINITY ? 0.0F : own.max;  // nothing seen: all weights 0
+  return largest;
+}
+
+/// Logits become exp(logit - max), of which the sum is given; 0 where nothing is seen.
+template <typename T>
+__device__ float exponentials(float (*kept)[kPerLoad], float max) {
+  const float least = max == -INFINITY ? 0.0F : max;
+  float sum = 0.0F;
 #pragma unroll
   for (int j = 0; j < kLoads; ++j) {
 #pragma unroll
     for (int e = 0; e < kPerLoad; ++e) {
       kept[j][e] = exp_of<T>(kept[j][e] - least);
-      own.sum += kept[j][e];
+      sum += kept[j][e];
     }
   }
-  own.sum = reduce_warp(own.sum, Plus{});
+  return sum;
+}
+
+template <typename T>
+__device__ void store_weights(T* weights, std::int32_t first, std::int32_t seen,
+                              const float (*kept)[kPerLoad]) {
+#pragma unroll
+  for (int j = 0; j < kLoads; ++j) {
+    if (first + j * kLoadKeys < seen) store_values(weights + first + j * kLoadKeys, kept[j]);
+  }
+}
+
+/// The first key that a thread keeps, of a block's.
+__device__ std::int32_t first_key() {
+  return static_cast<std::int32_t>(threadIdx.x / kWarp * kWarpKeys +
+                                   threadIdx.x % kWarp * kPerLoad);
+}
+
+/// A row a block, which stays in registers from its one read to its one write: each warp takes
+/// exponentials by its own maximum, and the block meets once. Nobody writes before that: the
+/// weights lie where scores of other warps were.
+template <typename T>
+__global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
+    softmax_rows_kernel(const __grid_constant__ UnfusedRows p) {
+  __shared__ RowState smem[kMostThreads / kLanes];
+  const std::int64_t row_idx = std::int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  const SoftRow row = soft_row(p, row_idx);
+  const std::int32_t first = first_key();
+  float kept[kLoads][kPerLoad];
+  load_logits(row, first, kept);
+  RowState own{};
+  own.max = reduce_warp(largest_of(kept, -INFINITY), Larger{});
+  own.sum = reduce_warp(exponentials<T>(kept, own.max), Plus{});
   const RowState whole = reduce_block(own, smem);
   const float factor = own.factor_to(whole.max);
-  T* weights = static_cast<T*>(p.weights) + row_idx * seen;
 #pragma unroll
   for (int j = 0; j < kLoads; ++j) {
 #pragma unroll
     for (int e = 0; e < kPerLoad; ++e) kept[j][e] *= factor;
-    if (first + j * kLoadKeys < seen) store_values(weights + first + j * kLoadKeys, kept[j]);
   }
+  const auto seen = static_cast<std::int32_t>(p.chunk.seen_keys);
+  store_weights(row.weights<T>(), first, seen, kept);
   if (threadIdx.x == 0) finish_row(p, row_idx, row.at, whole.max, whole.sum);
 }
 
-/// The same for rows that registers do not hold: read twice.
+/// The same for rows that registers do not hold: read twice, in parts that they do hold.
 template <typename T>
 __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
     softmax_long_rows_kernel(const __grid_constant__ UnfusedRows p) {
   __shared__ RowState smem[kMostThreads / kLanes];
-  const auto seen = static_cast<std::int32_t>(p.chunk.seen_keys);
-  const auto stride = static_cast<std::int32_t>(blockDim.x) * kPerLoad;
-  const auto first = static_cast<std::int32_t>(threadIdx.x) * kPerLoad;
   const std::int64_t row_idx = std::int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
   const SoftRow row = soft_row(p, row_idx);
-  float values[kPerLoad];
+  const auto seen = static_cast<std::int32_t>(p.chunk.seen_keys);
+  float kept[kLoads][kPerLoad];
   RowState own{-INFINITY, 0.0F};
-  for (std::int32_t key = first; key < seen; key += stride) {
-    load_scores(row, key, values);
-    row.logits.apply(key, values);
+  for (std::int32_t part = 0; part < seen; part += kMostKeys) {
+    load_logits(row, part + first_key(), kept);
     const RowState before = own;
-#pragma unroll
-    for (int e = 0; e < kPerLoad; ++e) own.max = fmaxf(own.max, values[e]);
-    if (own.max == -INFINITY) continue;
-    own.sum *= before.factor_to(own.max);
-#pragma unroll
-    for (int e = 0; e < kPerLoad; ++e) own.sum += exp_of<T>(values[e] - own.max);
+    own.max = largest_of(kept, own.max);
+    own.sum = own.sum * before.factor_to(own.max) + exponentials<T>(kept, own.max);
   }
   RowState of_warp{reduce_warp(own.max, Larger{}), 0.0F};
   of_warp.sum = reduce_warp(own.sum * own.factor_to(of_warp.max), Plus{});
   const RowState whole = reduce_block(of_warp, smem);
-  const float least = whole.max == -INFINITY ? 0.0F : whole.max;
-  T* weights = static_cast<T*>(p.weights) + row_idx * seen;
-  for (std::int32_t key = first; key < seen; key += stride) {
-    load_scores(row, key, values);
-    row.logits.apply(key, values);
-#pragma unroll
-    for (int e = 0; e < kPerLoad; ++e) values[e] = exp_of<T>(values[e] - least);
-    store_values(weights + key, values);
+  for (std::int32_t part = 0; part < seen; part += kMostKeys) {
+    load_logits(row, part + first_key(), kept);
+    static_cast<void>(exponentials<T>(kept, whole.max));
+    __syncthreads();  // weights of a part lie where scores of it, or of parts before, were
+    store_weights(row.weights<T>(), part + first_key(), seen, kept);
   }
   if (threadIdx.x == 0) finish_row(p, row_idx, row.at, whole.max, whole.sum);
 }

@@ -18,8 +18,7 @@ struct UnfusedRows {
   std::int32_t padded_dim_v = 0;
   DType dtype = DType::F32;  ///< Of q, K, V and weights in the workspace.
   void* q = nullptr;
-  const float* scores = nullptr;
-  void* weights = nullptr;
+  float* scores = nullptr;  ///< Weights take the beginning of the row of scores that they are of.
   const float* out = nullptr;
   float* factors = nullptr;
 };

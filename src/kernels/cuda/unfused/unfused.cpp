@@ -59,7 +59,6 @@ class Call {
                            .dtype = dtype_,
                            .q = arrays_ + layout.q,
                            .scores = scores,
-                           .weights = arrays_ + layout.weights,
                            .out = out,
                            .factors = reinterpret_cast<float*>(arrays_ + layout.factors)};
     if (chunk.gathers) {
@@ -72,7 +71,8 @@ class Call {
     product.b_transposed = true;
     product.n = chunk.seen_keys;
     product.k = shape_.padded_dim;
-    product.a_stride = product.m * shape_.padded_dim;
+    product.a_row = product.k;
+    product.a_stride = product.m * product.a_row;
     product.b_stride = chunk.num_keys * shape_.padded_dim;
     product.c_stride = product.m * chunk.seen_keys;
     matmul_.run(product, params_.scale, rows.q, arrays_ + layout.k, scores, scratch_, stream_);
@@ -80,10 +80,11 @@ class Call {
     product.b_transposed = false;
     product.n = shape_.padded_dim_v;
     product.k = chunk.seen_keys;
-    product.a_stride = product.m * chunk.seen_keys;
+    product.a_row = chunk.seen_keys * 4 / shape_.element_bytes;
+    product.a_stride = product.m * product.a_row;
     product.b_stride = chunk.num_keys * shape_.padded_dim_v;
     product.c_stride = product.m * shape_.padded_dim_v;
-    matmul_.run(product, 1.0F, rows.weights, arrays_ + layout.v, out, scratch_, stream_);
+    matmul_.run(product, 1.0F, scores, arrays_ + layout.v, out, scratch_, stream_);
     check(write_rows(rows, stream_), "write_rows");
   }
 
