@@ -17,17 +17,14 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{1} << 21U;
 
-/// Scattered pages of a large cache miss the TLB at every row; huge pages of the system cure that
-/// where it grants them.
-void ask_for_huge_pages(void* block, std::size_t num_bytes) {
+/// Scattered pages of a large cache miss the TLB at every row, and prefetches that miss it come
+/// late; huge pages of the system cure that where it grants them. A block begins at one, its end
+/// may lie in small pages: memory that nobody uses would be taken for it.
+void ask_for_huge_pages(void* begin, std::size_t num_bytes) {
 #if defined(__linux__)
-  void* begin = block;
-  std::size_t space = num_bytes;
-  if (std::align(kHugePage, kHugePage, begin, space) != nullptr) {
-    static_cast<void>(madvise(begin, space / kHugePage * kHugePage, MADV_HUGEPAGE));  // a wish
-  }
+  static_cast<void>(madvise(begin, num_bytes / kHugePage * kHugePage, MADV_HUGEPAGE));  // a wish
 #else
-  static_cast<void>(block);
+  static_cast<void>(begin);
   static_cast<void>(num_bytes);
 #endif
 }
@@ -36,9 +33,11 @@ void ask_for_huge_pages(void* block, std::size_t num_bytes) {
 
 HostBuffer::HostBuffer(std::size_t num_bytes, const char* what) : num_bytes_(num_bytes) {
   if (num_bytes == 0) return;
-  if (num_bytes <= std::numeric_limits<std::size_t>::max() - kAlignment) {
+  const bool huge = num_bytes >= kHugePage;
+  const std::size_t alignment = huge ? kHugePage : kAlignment;
+  if (num_bytes <= std::numeric_limits<std::size_t>::max() - alignment) {
     block_ =
-        std::calloc(num_bytes + kAlignment, 1);  // zero pages of the system, untouched until used
+        std::calloc(num_bytes + alignment, 1);  // zero pages of the system, untouched until used
   }
   if (block_ == nullptr) {
     throw Error(
@@ -46,10 +45,10 @@ HostBuffer::HostBuffer(std::size_t num_bytes, const char* what) : num_bytes_(num
         fmt::format("{}: wanted {} bytes of host memory, got none (take a smaller configuration)",
                     what, num_bytes));
   }
-  ask_for_huge_pages(block_, num_bytes);
   void* aligned = block_;
-  std::size_t space = num_bytes + kAlignment;
-  data_ = static_cast<std::byte*>(std::align(kAlignment, num_bytes, aligned, space));
+  std::size_t space = num_bytes + alignment;
+  data_ = static_cast<std::byte*>(std::align(alignment, num_bytes, aligned, space));
+  if (huge) ask_for_huge_pages(data_, num_bytes);
 }
 
 HostBuffer::~HostBuffer() { std::free(block_); }

@@ -33,6 +33,8 @@ class Lines {
     piece_lines_ = ((together ? heads * dim : dim) * element_bytes + kLine - 1) / kLine;
     heads_left_ = together ? 1 : heads;
     count_ = heads_left_ * (keys.end - keys.begin) * piece_lines_;
+    keys_back_ = (kLinesOnWay + piece_lines_ - 1) / piece_lines_;
+    first_waiting_ = piece_lines_ < kLongPieceLines ? keys.end : keys.begin + keys_back_;
     start_piece();
   }
 
@@ -47,12 +49,16 @@ class Lines {
 
  private:
   static constexpr std::int64_t kLine = 64;
+  /// Lines that may be on their way: about what memory serves within twice its latency.
+  static constexpr std::int64_t kLinesOnWay = 64;
+  /// Shorter pieces are too many to wait for, and their few keys are waited for soon enough.
+  static constexpr std::int64_t kLongPieceLines = 8;
 
   void next_piece() {
     if (++key_ == keys_.end) {
+      if (--heads_left_ == 0) return;
       key_ = keys_.begin;
       base_ += head_bytes_;
-      if (--heads_left_ == 0) return;
     }
     start_piece();
   }
@@ -60,6 +66,13 @@ class Lines {
   void start_piece() {
     at_ = base_ + offsets_[key_] * element_bytes_;
     piece_lines_left_ = piece_lines_;
+    if (key_ >= first_waiting_) wait_for(key_ - keys_back_);
+  }
+
+  // By a load, which can't retire before the line is there: the thread falls behind memory by so
+  // many lines and no more. Without it prefetches come thicker than memory serves them and drop.
+  void wait_for(std::int64_t key) const {
+    static_cast<void>(*static_cast<const volatile char*>(base_ + offsets_[key] * element_bytes_));
   }
 
   const char* at_ = nullptr;
@@ -72,6 +85,8 @@ class Lines {
   std::int64_t piece_lines_ = 0;  // that lie together
   std::int64_t heads_left_ = 0;
   std::int64_t count_ = 0;
+  std::int64_t keys_back_ = 0;
+  std::int64_t first_waiting_ = 0;  // the key whose piece is the first to wait for one before it
   Span keys_;
   std::int64_t key_ = 0;
 };
