@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "api/callers_cache.h"
 #include "api/config.h"
@@ -150,10 +151,11 @@ void check_attend_on_gpu(const AttentionConfig& config, const KvView& cache, con
   const detail::WorkspaceImpl& workspace = workspace_of(cache, step);
   const AttendCall call(config, cache, callers, callers.batch, inputs, out, lse);
   device::check_stream(cache.k.device, stream);
-  static_cast<void>(dispatch::choose_with_room(
-      call.named, call.request, callers.maxima.max_kv_len, [&](Backend asked) -> dispatch::Room {
-        return {workspace.gpu->sizes(asked, call.params, callers.maxima).least,
-                workspace.num_bytes};
+  static_cast<void>(dispatch::choose_with_workspace(
+      call.named, call.request, callers.maxima.max_kv_len,
+      [&](Backend asked) -> std::optional<dispatch::WorkspaceBytes> {
+        return dispatch::WorkspaceBytes{
+            workspace.gpu->sizes(asked, call.params, callers.maxima).least, workspace.num_bytes};
       }));
 }
 

@@ -218,14 +218,11 @@ __device__ float own_largest(const Scores<kTiles>& scores, int r) {
   return max;
 }
 
-/// How far, in powers of two, a row's logits may outgrow what its sums are relative to.
-inline constexpr float kMostGrowth = 8.0F;
-
-/// Logits to weights, relative to each row's base; `sum` is the thread's own keys' alone. Bases,
-/// and with them sums, are brought up to the largest logit only where one has outgrown its base far
-/// enough to matter: weights stay below 2^8, whose rounding is relative, so that nothing is lost,
-/// and lanes need not tell each other the largest of each tile (Zadouri et al., FlashAttention-4,
-/// 2026, rescale as seldom).
+/// Logits to weights, relative to each row's largest; `sum` is the thread's own keys' alone. Lanes
+/// tell each other the largest logits only where some lane has one that outgrows what its row had
+/// before, which is seldom late in a long sequence. To wait until one has outgrown it further
+/// (FlashAttention-4 does) would leave the weight of a row's largest logit other than 1, and with
+/// it a rounding error twice as large where one key outweighs all others.
 template <int kRowTiles, int kTiles, int kOutTiles>
 __device__ void weigh(float factor, float (&scores)[kRowTiles][kTiles][4],
                       RowStats (&stats)[kRowTiles][2], float (&out)[kRowTiles][kOutTiles][4]) {
@@ -234,8 +231,7 @@ __device__ void weigh(float factor, float (&scores)[kRowTiles][kTiles][4],
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      outgrown =
-          outgrown || own_largest<kTiles>(scores[m], r) * factor > stats[m][r].max + kMostGrowth;
+      outgrown = outgrown || own_largest<kTiles>(scores[m], r) * factor > stats[m][r].max;
     }
   }
   if (__any_sync(kAllLanes, outgrown)) {

@@ -31,8 +31,8 @@ struct CutArrays {
   Slots* slots = nullptr;                   ///< One: the streamed sequences' beside the items.
 };
 
-/// Of a row's keys so far: a base that the largest logit is not much above, and the sum of
-/// 2^(logit - base), logits in units of log2(e).
+/// Of a row's keys so far: the largest logit and the sum of 2^(logit - largest), logits in units of
+/// log2(e).
 struct RowStats {
   float max;
   float sum;
