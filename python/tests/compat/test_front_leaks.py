@@ -51,8 +51,14 @@ def test_ten_thousand_steps_keep_no_memory():
 
     for i in range(1000):
         step(i)
-    before = resident_bytes()
-    for i in range(10_000):
-        step(i)
-    # One lost object of 104 bytes a step would show.
-    assert resident_bytes() - before < 1 << 20
+    # One lost object of 104 bytes a step would show in each of the turns; what an allocator takes
+    # once, for whatever ran before, doesn't.
+    grown = []
+    for _ in range(3):
+        before = resident_bytes()
+        for i in range(10_000):
+            step(i)
+        grown.append(resident_bytes() - before)
+        if grown[-1] < 1 << 20:
+            return
+    raise AssertionError(f"grew by {grown} bytes in turns of 10 000 steps")

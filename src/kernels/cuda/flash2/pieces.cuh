@@ -265,8 +265,7 @@ __device__ void add_parts(const Work& w, const Item& item, PartRun run, bool to_
 
 /// The same for all rows, by all threads.
 template <typename T, typename ConfigT>
-__device__ __noinline__ void add_rows(const Work& w, const Item& item, PartRun run,
-                                      bool to_output) {
+__device__ void add_rows(const Work& w, const Item& item, PartRun run, bool to_output) {
   const int rows = item.num_rows();
   const int first_row = static_cast<int>(threadIdx.x) / kLanes;
   constexpr int kMany = ConfigT::kDimV <= 256 ? 4 : 2;
@@ -305,21 +304,28 @@ __device__ __noinline__ void share_piece(const Work& w, BlockState<ConfigT>& sta
   const Item& item = state.item;
   const std::int32_t parts = item.sharing.num_parts;
   const std::int32_t group = parts_of_group(parts, item.num_rows() * ConfigT::kDimV);
-  std::uint32_t* arrived = w.arrived + item.sharing.first_slot;
+  std::uint32_t* const counters = w.arrived + item.sharing.first_slot;
+  bool to_output = group >= parts;
   PartRun run{0, parts, 1};
-  if (group < parts) {
+  std::uint32_t* arrived = counters;
+  if (!to_output) {
     const std::int32_t part = state.slot - item.sharing.first_slot;
-    PartRun own{part - part % group, group, 1};
-    own.count = min(group, parts - own.first);
-    // The last slot's counter may be the first of the next piece; a group of one has none.
-    if (own.count > 1) {
-      if (!arrives_last(arrived + own.first, own.count, state)) return;
-      add_rows<T, ConfigT>(w, item, own, false);
-    }
-    run = {0, ceil_div_small(parts, group), group};
-    ++arrived;  // no group's
+    run.first = part - part % group;
+    run.count = min(group, parts - run.first);
+    arrived += run.first;
   }
-  if (arrives_last(arrived, run.count, state)) add_rows<T, ConfigT>(w, item, run, true);
+#pragma unroll 1
+  while (true) {
+    // The last slot's counter may be the first of the next piece; a group of one has none.
+    if (to_output || run.count > 1) {
+      if (!arrives_last(arrived, run.count, state)) return;
+      add_rows<T, ConfigT>(w, item, run, to_output);
+    }
+    if (to_output) return;
+    to_output = true;
+    run = {0, ceil_div_small(parts, group), group};
+    arrived = counters + 1;  // no group's
+  }
 }
 
 }  // namespace octavo::kernels::flash2
