@@ -56,6 +56,7 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
     copy_own_queries<T, ConfigT, kWarpRows>(w, item, first_row, buffers.q);
   } else {
     load_any_queries<T, ConfigT>(w, frequencies, state, ConfigT::kWarps * kWarpRows, smem);
+    __syncthreads();  // other warps wrote to the rows that results will go through
   }
   // In shared memory: there are no registers to spare.
   find_span<kWarpRows>(w, item, first_row, state.spans[warp]);
