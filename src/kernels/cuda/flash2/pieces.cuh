@@ -154,7 +154,7 @@ struct RowSums {
   static constexpr int kStep = kVector * kLanes;
   static constexpr int kVectors = ConfigT::kDimV / kStep;
 
-  RowStats stats = {-INFINITY, 0.0F};
+  RowStats stats = {-INFINITY};
   float values[kVectors][kVector] = {};
 };
 
@@ -187,6 +187,12 @@ __device__ void write_row(const Work& w, const Item& item, int row, const RowSum
   if (lane == 0) write_lse(a, item.begin_token + place.token, place.head, sums.stats);
 }
 
+__device__ inline float sum_of_lanes(float value) {
+#pragma unroll
+  for (int apart = 1; apart < kLanes; apart *= 2) value += __shfl_xor_sync(kAllLanes, value, apart);
+  return value;
+}
+
 /// Adds parts of rows row, row + kWarps … of a piece, kAtOnce at most and before end_row, in their
 /// order, by a warp: to the output, or in place of the first of them. Code that is new to the
 /// multiprocessor costs more than what it does, so that loops stay short; so do loads that wait for
@@ -207,20 +213,19 @@ __device__ void add_parts(const Work& w, const Item& item, PartRun run, bool to_
     float shares[kAtOnce];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      float2 stats = {-INFINITY, 0.0F};
+      float4 stats = {-INFINITY, 0.0F, 0.0F, 0.0F};  // as RowStats
       if (lane < count)
-        stats = __ldcg(reinterpret_cast<const float2*>(w.stats + place_of(first + lane, n)));
-      float max = fmaxf(sums[n].stats.max, stats.x);
+        stats = __ldcg(reinterpret_cast<const float4*>(w.stats + place_of(first + lane, n)));
+      float max = fmaxf(sums[n].stats.base, stats.x);
 #pragma unroll
       for (int apart = 1; apart < kLanes; apart *= 2)
         max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, apart));
       const float base = max == -INFINITY ? 0.0F : max;
-      const float kept = cuda::fast_exp2(sums[n].stats.max - base);
+      const float kept = cuda::fast_exp2(sums[n].stats.base - base);
       shares[n] = cuda::fast_exp2(stats.x - base);
-      float sum = stats.y * shares[n];
-#pragma unroll
-      for (int apart = 1; apart < kLanes; apart *= 2) sum += __shfl_xor_sync(kAllLanes, sum, apart);
-      sums[n].stats = {max, sums[n].stats.sum * kept + sum};
+      const float exact = w.attend.lse == nullptr ? 0.0F : sum_of_lanes(stats.z * shares[n]);
+      sums[n].stats = {max, sums[n].stats.sum * kept + sum_of_lanes(stats.y * shares[n]),
+                       sums[n].stats.exact * kept + exact};
 #pragma unroll
       for (auto& values : sums[n].values) {
         for (float& value : values) value *= kept;
