@@ -120,4 +120,28 @@ __device__ inline float fast_exp2(float x) {
   return y;
 }
 
+/// 1 / x to within 1 unit of the last place.
+__device__ inline float fast_reciprocal(float x) {
+  float y = 0.0F;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// The sum of the values of a warp's lanes up to and with the own; by all of them.
+__device__ inline std::int32_t sum_up_to_lane(std::int32_t value) {
+#pragma unroll
+  for (int apart = 1; apart < 32; apart *= 2) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        ".reg .b32 other;\n"
+        "shfl.sync.up.b32 other|p, %0, %1, 0, 0xffffffff;\n"
+        "@p add.s32 %0, %0, other;\n"
+        "}\n"
+        : "+r"(value)
+        : "r"(apart));
+  }
+  return value;
+}
+
 }  // namespace octavo::kernels::cuda

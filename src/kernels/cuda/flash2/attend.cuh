@@ -45,8 +45,8 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
   constexpr int kAhead = ConfigT::kStages - 1;  // tiles on their way while one is worked on
   constexpr int kWarpRows = kRowTiles * kProductRows;
   const Buffers<ConfigT> buffers{cuda::smem_address(smem)};
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int warp = warp_of_thread();
+  const int lane = lane_of_thread();
   const int first_row = warp * kWarpRows;
   const bool has_rows = first_row < item.num_rows();
   const int end_tile = item.keys.end_tile;
@@ -145,8 +145,8 @@ __device__ void add_groups(const RowStats (&stats)[2],
                     ConfigT::kKeyGroups * kTiles * 4 * kLanes * sizeof(float) <=
                 ConfigT::kSmemBytes);
   const Results<ConfigT> results{smem};
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int warp = warp_of_thread();
+  const int lane = lane_of_thread();
   const int group = warp / ConfigT::kDimParts;
   const int first_tile = warp % ConfigT::kDimParts * kPartTiles;
   auto* all_stats = reinterpret_cast<RowStats*>(smem);  // [groups, 2, lanes]
@@ -221,8 +221,8 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
   constexpr int kGroupKeys = 16;
   constexpr int kPartTiles = ConfigT::kDim / 8 / ConfigT::kDimParts;
   const Buffers<ConfigT> buffers{cuda::smem_address(smem)};
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int warp = warp_of_thread();
+  const int lane = lane_of_thread();
   const int group = warp / ConfigT::kDimParts;
   const int first_tile = warp % ConfigT::kDimParts * kPartTiles;
   const int first_key = group * kGroupKeys;
@@ -265,8 +265,10 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
       sync_group<ConfigT>(group);
     }
     if (loads) loader.load_values(places, buffers.v(stage));
-    if (tile == item.keys.first_tile - ConfigT::kStages)
+    if (tile == item.keys.first_tile - ConfigT::kStages) {
       load_queries<T, ConfigT>(w, frequencies, state, kRowTiles * kProductRows, smem);
+      if constexpr (ConfigT::kFew) finish_item(w, state);
+    }
     cuda::commit_copies();
     loader.look_up(places, tile + ConfigT::kStages + 1);
     stage = next_stage<ConfigT::kStages>(stage);

@@ -29,56 +29,80 @@ struct BlockState {
   std::int64_t row_offsets[ConfigT::kRows];  ///< Of the item's rows, in q or where they go to.
 };
 
-/// By all threads. Items and slots take turns in proportion, so that the arithmetic of prompts and
-/// the loads of decodes meet on each multiprocessor; of the items the last come first: under a
-/// causal mask they are the longest of a sequence.
+/// What is found of a piece while its first loads are on their way, in instances for few rows; in
+/// others before them. By all threads, or a part of them that has the first.
+template <typename ConfigT>
+__device__ void finish_item(const Work& w, BlockState<ConfigT>& state) {
+  if (threadIdx.x != 0 || state.slot < 0) return;
+  state.walk.finish(w, state.slot, state.item);
+  state.has_more = !state.walk.done();
+}
+
+/// Items and slots take turns in the grid in proportion, so that the arithmetic of prompts and the
+/// loads of decodes meet on each multiprocessor; of the items the last come first: under a causal
+/// mask they are the longest of a sequence.
+struct Turn {
+  std::int32_t slot = -1;  ///< Negative: none.
+  std::uint32_t item = 0;  ///< Of all_items, where there is no slot.
+  bool has_item = false;
+};
+__device__ inline Turn turn_of_block(std::uint32_t all_items, std::uint32_t slots) {
+  const std::uint32_t block = blockIdx.x;
+  const std::uint64_t all = std::uint64_t{all_items} + slots;
+  if (block >= all) return {};
+  // How many slots come before this block, and before the next.
+  const auto slot = static_cast<std::uint32_t>(std::uint64_t{block} * slots / all);
+  const auto slots_then = static_cast<std::uint32_t>((std::uint64_t{block} + 1) * slots / all);
+  if (slots_then > slot) return {static_cast<std::int32_t>(slot), 0, true};
+  return {-1, all_items - 1 - (block - slot), true};
+}
+
+/// By a warp: the block's first item, to lane 0's `state`.
+template <typename ConfigT>
+__device__ void find_first_item(const Work& w, BlockState<ConfigT>& state) {
+  const int lane = lane_of_thread();
+  Turn turn{static_cast<std::int32_t>(blockIdx.x), 0, true};
+  Slots slots;
+  RowLengths rows;
+  Item item;
+  SlotWalk walk;
+  if (!ConfigT::kFew && w.max_items > 0) {
+    const std::int32_t num_seqs = w.attend.batch.num_seqs;
+    const auto items = static_cast<std::uint32_t>(w.cut.item_offsets[num_seqs]);  // of a head tile
+    CutRow own;
+    if (num_seqs <= kLanes) own = cut_row(w, min(lane, num_seqs - 1));
+    slots = *w.cut.slots;
+    turn = turn_of_block(items * static_cast<std::uint32_t>(w.shape.head_tiles),
+                         static_cast<std::uint32_t>(slots.count));
+    if (turn.slot >= 0) {
+      rows = lengths_of_row(w, lane);
+    } else if (turn.has_item) {
+      item = cut_item(w, turn.item, items, own);
+    }
+  } else {
+    rows = lengths_of_row(w, lane);
+    slots = slots_of_step(w, rows);
+  }
+  if (turn.slot >= 0) {
+    walk = SlotWalk(slots, turn.slot);
+    turn.has_item = !walk.done();
+    if (turn.has_item) walk.begin(w, rows, item);
+  }
+  if (lane == 0) {
+    state.item = item;
+    state.walk = walk;
+    state.slot = turn.slot;
+    state.has_item = turn.has_item;
+    state.has_more = false;
+  }
+}
+
+/// By all threads.
 template <typename ConfigT>
 __device__ void first_item(const Work& w, BlockState<ConfigT>& state) {
   if (threadIdx.x < kLanes) {
-    RowLengths row;
-    CutRow own;
-    Slots slots;
-    std::uint32_t items = 0;  // of a head tile
-    const std::int32_t num_seqs = w.attend.batch.num_seqs;
-    const bool cut_before = !ConfigT::kFew && w.max_items > 0;
-    if (cut_before) {
-      items = static_cast<std::uint32_t>(w.cut.item_offsets[num_seqs]);
-      slots = *w.cut.slots;
-      if (num_seqs <= kLanes) own = cut_row(w, min(static_cast<int>(threadIdx.x), num_seqs - 1));
-    } else if (w.max_slots > 0) {
-      slots = SlotWalk::slots(w, row);
-    }
-    const auto count = static_cast<std::uint32_t>(slots.count);
-    const std::uint32_t all_items = items * static_cast<std::uint32_t>(w.shape.head_tiles);
-    const std::uint32_t block = blockIdx.x;
-    bool has_item = block < all_items + count;
-    // How many slots come before this block, and before the next.
-    std::uint32_t slot = all_items == 0 ? block : 0;
-    std::uint32_t slots_upto = all_items == 0 ? block + 1 : 0;
-    if (all_items > 0 && count > 0) {
-      const std::uint64_t all = all_items + count;
-      slot = static_cast<std::uint32_t>(std::uint64_t{block} * count / all);
-      slots_upto = static_cast<std::uint32_t>((std::uint64_t{block} + 1) * count / all);
-    }
-    SlotWalk walk;
-    Item item;
-    std::int32_t own_slot = -1;
-    if (has_item && slots_upto > slot) {
-      own_slot = static_cast<std::int32_t>(slot);
-      if (cut_before) row = lengths_of_row(w, static_cast<std::int32_t>(threadIdx.x));
-      walk = SlotWalk(w, slots, own_slot, row);
-      has_item = !walk.done();
-      if (has_item) item = walk.next(w, own_slot);
-    } else if (!ConfigT::kFew && has_item) {
-      item = cut_item(w, all_items - 1 - (block - slot), items, own);
-    }
-    if (threadIdx.x == 0) {
-      state.item = item;
-      state.walk = walk;
-      state.slot = own_slot;
-      state.has_item = has_item;
-      state.has_more = has_item && own_slot >= 0 && !walk.done();
-    }
+    find_first_item<ConfigT>(w, state);
+    if constexpr (!ConfigT::kFew) finish_item(w, state);
   }
   __syncthreads();
 }
@@ -89,13 +113,14 @@ __device__ void next_item(const Work& w, BlockState<ConfigT>& state) {
   __syncthreads();
   if (threadIdx.x < kLanes) {
     SlotWalk walk = state.walk;
-    const Item item = walk.next(w, state.slot);
+    Item item = state.item;
+    walk.next(w, item);
     __syncwarp();
     if (threadIdx.x == 0) {
       state.item = item;
       state.walk = walk;
-      state.has_more = !walk.done();
     }
+    if constexpr (!ConfigT::kFew) finish_item(w, state);
   }
   __syncthreads();
 }
@@ -163,7 +188,7 @@ template <typename T, typename ConfigT>
 __device__ void write_row(const Work& w, const Item& item, int row, const RowSums<ConfigT>& sums) {
   using Sums = RowSums<ConfigT>;
   const AttendParams& a = w.attend;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int lane = lane_of_thread();
   const RowPlace place = place_of_row(w, item, row);
   const float factor = factor_of(a, place.head, sums.stats);
   const std::int64_t to = row_offset(a.out_layout, item, place);
@@ -195,7 +220,7 @@ template <typename T, typename ConfigT, int kAtOnce>
 __device__ void add_parts(const Work& w, const Item& item, PartRun run, bool to_output, int row,
                           int end_row) {
   using Sums = RowSums<ConfigT>;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int lane = lane_of_thread();
   const auto place_of = [&](std::int32_t i, int n) {
     const int at = min(row + n * ConfigT::kWarps, end_row - 1);
     return w.slot_partials + partial_of(item.sharing, run.first + i * run.step) * w.slot_rows + at;
@@ -267,7 +292,7 @@ __device__ void add_parts(const Work& w, const Item& item, PartRun run, bool to_
 template <typename T, typename ConfigT>
 __device__ void add_rows(const Work& w, const Item& item, PartRun run, bool to_output) {
   const int rows = item.num_rows();
-  const int first_row = static_cast<int>(threadIdx.x) / kLanes;
+  const int first_row = warp_of_thread();
   constexpr int kMany = ConfigT::kDimV <= 256 ? 4 : 2;
   if (rows <= ConfigT::kWarps) {
     if (first_row < rows) add_parts<T, ConfigT, 1>(w, item, run, to_output, first_row, rows);

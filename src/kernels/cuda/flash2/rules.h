@@ -173,21 +173,23 @@ constexpr std::int32_t units_of(const CutShape& shape, std::int32_t new_tokens,
 /// The line of a step's units, cut.
 struct Slots {
   std::int32_t count = 0;
-  std::int32_t run = 1;  ///< Units of a slot; the last may have fewer.
+  std::int32_t run = 1;    ///< Units of a slot; the last may have fewer.
+  std::int32_t units = 0;  ///< Of all.
 };
 /// `each`: the units of every sequence and head tile where all have as many, else 0. Sharing one
 /// between slots costs a meeting of blocks, so that slots are made whole ones, or even parts of
-/// one, where that makes them at most a sixteenth longer.
-constexpr Slots slots_of(std::int32_t units, std::int32_t most_slots, std::int32_t each) {
+/// one, where that makes them at most a sixteenth longer. A single unit is an even part of any.
+constexpr Slots slots_of(std::int32_t units, Divider by_most_slots, std::int32_t each) {
   if (units == 0) return {};
-  const std::int32_t even = ceil_div_small(units, most_slots);
+  const auto last = static_cast<std::uint32_t>(units) - 1;
+  const auto even = static_cast<std::int32_t>(divide(last, by_most_slots)) + 1;
   std::int32_t run = even > kMinSlotTiles ? even : kMinSlotTiles;
-  if (each > 0) {
+  if (each > 0 && run > 1) {
     const std::int32_t whole =
         run >= each ? ceil_div_small(run, each) * each : ceil_div_small(each, div_small(each, run));
     if (whole - run <= run / 16) run = whole;
   }
-  return {ceil_div_small(units, run), run};
+  return {ceil_div_small(units, run), run, units};
 }
 
 /// Which slots share the units [begin, end) of one sequence and head tile.

@@ -65,6 +65,7 @@ struct Work {
   std::int32_t num_pages = 0;        ///< Of the pool, as far as 32-bit ids go.
   std::int32_t row_unit = 16;        ///< Bytes, of k_steps and v_steps.
   RowSteps k_steps, v_steps;
+  Divider by_most_slots;  ///< By max_slots.
   Divider by_page;        ///< By the slots of a page.
   Divider by_heads;       ///< By the heads of a tile,
   Divider by_last_heads;  ///< and of the last tile of a group.
