@@ -196,15 +196,15 @@ constexpr Slots slots_of(std::int32_t units, Divider by_most_slots, std::int32_t
 struct Sharing {
   std::int32_t first_slot = 0;
   std::int32_t num_parts = 1;
-  bool first_is_second = false;  ///< In the first slot, something else begins before.
 };
 constexpr Sharing sharing_of(std::int32_t begin, std::int32_t end, std::int32_t run) {
   const std::int32_t first = div_small(begin, run);
-  return {first, div_small(end - 1, run) - first + 1, begin > first * run};
+  return {first, div_small(end - 1, run) - first + 1};
 }
 /// A slot has two partial results at most: of what it goes on with, and of what goes on behind it.
+/// Beyond a piece's first part they are two apart.
 constexpr std::int32_t partial_of(const Sharing& sharing, std::int32_t part) {
-  return 2 * (sharing.first_slot + part) + (part == 0 && sharing.first_is_second ? 1 : 0);
+  return 2 * (sharing.first_slot + part) + (part == 0 ? 1 : 0);
 }
 
 /// Parts that are added at once where a block would read too much if it added all: as many as there
