@@ -63,9 +63,7 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
   find_span<kWarpRows>(w, item, first_row, state.spans[warp]);
   const LogitRule rule = logit_rule(w.attend);
   float out[kRowTiles][ConfigT::kDim / 8][4] = {};
-  RowStats stats[kRowTiles][2];
-#pragma unroll
-  for (auto& pair : stats) pair[0] = pair[1] = {-INFINITY, 0.0F};
+  SoftRows soft[kRowTiles];
   int stage = 1;  // of the tile; the one that is loaded takes the place of the tile before
 #pragma unroll 1
   for (int tile = item.keys.first_tile - kAhead; tile < end_tile; ++tile) {
@@ -100,8 +98,13 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
         if constexpr (kSpreads) cuda::commit_copies();
         finish_logits(w, item, rule, first_row, tile * ConfigT::kKeys + first,
                       (sights & kMasked) != 0, lane, scores);
-        weigh(rule.factor, scores, stats, out);
-        multiply_values<T, ConfigT>(out, scores, buffers.v(stage), first, 0, lane);
+        follow_largest(rule.factor, slack_in(tile, item.keys.first_tile), scores, soft, out);
+        const SmemAddress v = buffers.v(stage);
+        if (rule.sums_exactly) {
+          multiply_values<T, ConfigT, true>(out, soft, scores, rule.factor, v, first, 0, lane);
+        } else {
+          multiply_values<T, ConfigT, false>(out, soft, scores, rule.factor, v, first, 0, lane);
+        }
       }
     } else if constexpr (kSpreads) {
       cuda::commit_copies();
@@ -110,7 +113,7 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
   }
   cuda::wait_copies<0>();
   if (w.out_in_vectors && item.partial_base < 0) {
-    if (has_rows) write_own_rows<T, ConfigT>(w, item, first_row, smem, stats, out);
+    if (has_rows) write_own_rows<T, ConfigT>(w, item, first_row, smem, soft, out);
     return true;
   }
   __syncthreads();  // all is read: the results take its place
@@ -121,8 +124,8 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = first_row + m * kProductRows + lane / 4 + 8 * r;
-      const float sum = sum_of_row(stats[m][r].sum);
-      if (lane % 4 == 0) results.stats()[row] = {stats[m][r].max, sum};
+      const RowStats stats = stats_of_row(soft[m], r);
+      if (lane % 4 == 0) results.stats()[row] = stats;
 #pragma unroll
       for (int n = 0; n < ConfigT::kDim / 8; ++n) {
         *reinterpret_cast<float2*>(results.row(row) + n * 8 + lane % 4 * 2) = {
@@ -137,7 +140,7 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
 /// dims. To the results, or to the partial results where a piece is shared and the instance for few
 /// rows.
 template <typename ConfigT>
-__device__ void add_groups(const Work& w, const Item& item, const RowStats (&stats)[2],
+__device__ void add_groups(const Work& w, const Item& item, const SoftRows& soft,
                            const float (&out)[ConfigT::kDim / 8 / ConfigT::kDimParts][4],
                            int first_row, unsigned char* smem) {
   constexpr int kTiles = ConfigT::kDim / 8;
@@ -159,8 +162,8 @@ __device__ void add_groups(const Work& w, const Item& item, const RowStats (&sta
   __syncthreads();
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float sum = sum_of_row(stats[r].sum);
-    if (first_tile == 0) all_stats[(group * 2 + r) * kLanes + lane] = {stats[r].max, sum};
+    const RowStats stats = stats_of_row(soft, r);
+    if (first_tile == 0) all_stats[(group * 2 + r) * kLanes + lane] = stats;
   }
 #pragma unroll
   for (int n = 0; n < kPartTiles; ++n) {
@@ -176,15 +179,16 @@ __device__ void add_groups(const Work& w, const Item& item, const RowStats (&sta
     float max = -INFINITY;
 #pragma unroll
     for (int from = 0; from < ConfigT::kKeyGroups; ++from)
-      max = fmaxf(max, all_stats[(from * 2 + r) * kLanes + lane].max);
-    RowStats sums{max, 0.0F};
+      max = fmaxf(max, all_stats[(from * 2 + r) * kLanes + lane].base);
+    RowStats sums{max};
     const float base = max == -INFINITY ? 0.0F : max;
     float own[kOwnTiles][2] = {};
 #pragma unroll
     for (int from = 0; from < ConfigT::kKeyGroups; ++from) {
       const RowStats part = all_stats[(from * 2 + r) * kLanes + lane];
-      const float share = cuda::fast_exp2(part.max - base);
+      const float share = cuda::fast_exp2(part.base - base);
       sums.sum += part.sum * share;
+      sums.exact += part.exact * share;
 #pragma unroll
       for (int n = 0; n < kOwnTiles; ++n) {
         const int tile = from * kTiles + warp * kOwnTiles + n;
@@ -202,7 +206,7 @@ __device__ void add_groups(const Work& w, const Item& item, const RowStats (&sta
         stats_to = w.stats + place;
       }
     }
-    if (warp == 0 && lane % 4 == 0) *reinterpret_cast<float2*>(stats_to) = {sums.max, sums.sum};
+    if (warp == 0 && lane % 4 == 0) *stats_to = sums;
     to += warp * kOwnTiles * 8 + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kOwnTiles; ++n)
@@ -243,9 +247,7 @@ __device__ bool attend_dealt_keys(const Work& w, const Frequencies& frequencies,
   loader.look_up(key_places(item), item.keys.first_tile);
   const LogitRule rule = logit_rule(w.attend);
   float out[kRowTiles][kPartTiles][4] = {};
-  RowStats stats[kRowTiles][2];
-#pragma unroll
-  for (auto& pair : stats) pair[0] = pair[1] = {-INFINITY, 0.0F};
+  SoftRows soft[kRowTiles];
   int stage = 0;
 #pragma unroll 1
   for (int tile = item.keys.first_tile - ConfigT::kStages; tile < end_tile; ++tile) {
@@ -270,10 +272,11 @@ __device__ bool attend_dealt_keys(const Work& w, const Frequencies& frequencies,
     if (is_here) {
       const int key = tile * ConfigT::kKeys + first_key;
       finish_logits(w, item, rule, 0, key, is_masked(item, key, kGroupKeys), lane, scores);
-      weigh(rule.factor, scores, stats, out);
+      follow_largest(rule.factor, slack_in(tile, item.keys.first_tile), scores, soft, out);
       cuda::wait_copies<kPending>();
       sync_group<ConfigT>(group);
-      multiply_values<T, ConfigT>(out, scores, buffers.v(stage), first_key, first_tile, lane);
+      multiply_values<T, ConfigT, true>(out, soft, scores, rule.factor, buffers.v(stage), first_key,
+                                        first_tile, lane);
       sync_group<ConfigT>(group);
     }
     if (loads) loader.load_values(places, buffers.v(stage));
@@ -288,7 +291,7 @@ __device__ bool attend_dealt_keys(const Work& w, const Frequencies& frequencies,
   cuda::wait_copies<0>();
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m)
-    add_groups<ConfigT>(w, item, stats[m], out[m], m * kProductRows, smem);
+    add_groups<ConfigT>(w, item, soft[m], out[m], m * kProductRows, smem);
   return ConfigT::kFew && item.sharing.num_parts > 1;
 }
 

@@ -33,16 +33,17 @@ __device__ inline void combine_heads(const Work& w, std::int64_t token, int firs
   float max = -INFINITY;
 #pragma unroll 4
   for (std::int32_t j = 0; j < splits; ++j)
-    max = fmaxf(max, parts[std::int64_t{j} * a.num_q_heads].max);
+    max = fmaxf(max, parts[std::int64_t{j} * a.num_q_heads].base);
   const float base = max == -INFINITY ? 0.0F : max;
-  RowStats stats{max, 0.0F};
+  RowStats stats{max};
   float out[kLaneLoads][kPerLane] = {};
   // A part that saw no key is 0, and its share too.
 #pragma unroll 4
   for (std::int32_t j = 0; j < splits; ++j) {
     const std::int64_t at = std::int64_t{j} * a.num_q_heads;
-    const float share = cuda::fast_exp2(parts[at].max - base);
+    const float share = cuda::fast_exp2(parts[at].base - base);
     stats.sum += parts[at].sum * share;
+    stats.exact += parts[at].exact * share;
 #pragma unroll
     for (int n = 0; n < kLaneLoads; ++n) {
       const int d = (n * kLanes + lane) * kPerLane;

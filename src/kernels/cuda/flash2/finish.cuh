@@ -20,8 +20,8 @@ __device__ inline float factor_of(const AttendParams& a, int head, RowStats stat
   if (stats.sum == 0.0F) return 0.0F;
   if (a.sinks == nullptr) return __fdividef(1.0F, stats.sum);
   const float sink = a.sinks[head] * kLog2E;
-  if (sink <= stats.max) return __fdividef(1.0F, stats.sum + exp2f(sink - stats.max));
-  const float shrink = exp2f(stats.max - sink);
+  if (sink <= stats.base) return __fdividef(1.0F, stats.sum + exp2f(sink - stats.base));
+  const float shrink = exp2f(stats.base - sink);
   return __fdividef(shrink, stats.sum * shrink + 1.0F);
 }
 
@@ -30,7 +30,7 @@ __device__ inline void write_lse(const AttendParams& a, std::int64_t token, std:
                                  RowStats stats) {
   if (a.lse == nullptr) return;
   a.lse[token * a.lse_token_stride + head * a.lse_head_stride] =
-      stats.sum == 0.0F ? -INFINITY : (stats.max + log2f(stats.sum)) * kLn2;
+      stats.exact == 0.0F ? -INFINITY : (stats.base + log2f(stats.exact)) * kLn2;
 }
 
 }  // namespace octavo::kernels::flash2

@@ -61,8 +61,8 @@ struct SlotPartials {
   [[nodiscard]] __device__ RowSums<ConfigT> read(std::int32_t place) const {
     using Sums = RowSums<ConfigT>;
     Sums to;
-    const float2 own = __ldcg(reinterpret_cast<const float2*>(stats + place));
-    to.stats = {own.x, own.y};
+    const float4 own = __ldcg(reinterpret_cast<const float4*>(stats + place));
+    to.stats = {own.x, own.y, own.z};
     const float* from = row<ConfigT>(place);
 #pragma unroll
     for (int v = 0; v < Sums::kVectors; ++v) read_sums(from + v * Sums::kStep, to.values[v]);
@@ -85,20 +85,21 @@ struct SlotPartials {
 template <typename ConfigT, int kParts>
 __device__ void add_sums(RowSums<ConfigT>& sums, const RowSums<ConfigT> (&parts)[kParts]) {
   using Sums = RowSums<ConfigT>;
-  float max = sums.stats.max;
+  float max = sums.stats.base;
 #pragma unroll
-  for (const Sums& part : parts) max = fmaxf(max, part.stats.max);
+  for (const Sums& part : parts) max = fmaxf(max, part.stats.base);
   const float base = max == -INFINITY ? 0.0F : max;
-  const float kept = cuda::fast_exp2(sums.stats.max - base);
-  sums.stats = {max, sums.stats.sum * kept};
+  const float kept = cuda::fast_exp2(sums.stats.base - base);
+  sums.stats = {max, sums.stats.sum * kept, sums.stats.exact * kept};
 #pragma unroll
   for (auto& values : sums.values) {
     for (float& value : values) value *= kept;
   }
 #pragma unroll
   for (const Sums& part : parts) {
-    const float share = cuda::fast_exp2(part.stats.max - base);
+    const float share = cuda::fast_exp2(part.stats.base - base);
     sums.stats.sum += part.stats.sum * share;
+    sums.stats.exact += part.stats.exact * share;
 #pragma unroll
     for (int v = 0; v < Sums::kVectors; ++v) {
 #pragma unroll
@@ -145,7 +146,8 @@ __device__ void add_parts(const Work& w, const Item& item, PartRun run, bool to_
                           int end_row) {
   using Sums = RowSums<ConfigT>;
   constexpr int kFloats = Sums::kVectors * Sums::kVector;
-  constexpr int kAtOnce = kFloats <= 4 ? 8 : kFloats <= 8 ? 4 : 2;
+  constexpr bool kShort = ConfigT::kBlocks > 2;  // of registers
+  constexpr int kAtOnce = kFloats <= 4 ? kShort ? 8 / kRows : 8 : kFloats <= 8 ? 4 : 2;
   const auto slot_rows = static_cast<std::int32_t>(w.slot_rows);
   const SlotPartials partials{w};
   const auto place_of = [&](std::int32_t part) {
@@ -167,7 +169,7 @@ __device__ void add_parts(const Work& w, const Item& item, PartRun run, bool to_
 #pragma unroll
       for (int n = 0; n < kRows; ++n) {
         parts[n][i] = partials.read<ConfigT>(place + row_on(n));
-        if (i >= left) parts[n][i].stats.max = -INFINITY;  // was read before: no weight
+        if (i >= left) parts[n][i].stats.base = -INFINITY;  // was read before: no weight
       }
     }
 #pragma unroll

@@ -37,6 +37,20 @@ __device__ inline RowMask row_mask(const Work& w, const Item& item, int first_ro
   return mask;
 }
 
+/// The softmax of a thread's two rows so far. Outputs are divided by the sum of the weights as they
+/// were rounded for the product with V, so that the rounding of a weight that outweighs all others
+/// cancels: that sum is a product with a column of ones, and the accumulators of zeros beside it
+/// have room for what the thread adds itself.
+struct SoftRows {
+  float base[2] = {-INFINITY, -INFINITY};
+  float sums[4] = {};  ///< Of row r: [2 r] of all rounded weights, [2 r + 1] of own exact ones.
+};
+/// The right operand of that product: ones in the even columns, zeros in the odd ones.
+template <typename T>
+__device__ std::uint32_t ones_beside_zeros(int lane) {
+  return lane / 4 % 2 == 0 ? cuda::pack_pair<T>(1.0F, 1.0F) : 0U;
+}
+
 /// Of kTiles products of 16 rows x 8 keys.
 template <int kTiles>
 using Scores = float[kTiles][4];
@@ -89,23 +103,39 @@ __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], SmemAddress
   }
 }
 
-/// out += weights v of the keys from first_key on, and of dims 8 first_tile …, a multiple of 64;
-/// the weights are rounded to T.
-template <typename T, typename ConfigT, int kRowTiles, int kTiles, int kOutTiles>
-__device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4],
-                                const float (&weights)[kRowTiles][kTiles][4], SmemAddress v,
+/// out += weights v of the keys from first_key on, and of dims 8 first_tile …, a multiple of 64.
+/// The weights, 2^(logit factor - base), are rounded to T. With 128 dims those of sixteen keys are
+/// made between the products of the sixteen before. kSumsExactly: the LSE needs their sums before
+/// rounding too, which cost 4 % (64 dims).
+template <typename T, typename ConfigT, bool kSumsExactly, int kRowTiles, int kTiles, int kOutTiles>
+__device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4], SoftRows (&soft)[kRowTiles],
+                                float (&logits)[kRowTiles][kTiles][4], float factor, SmemAddress v,
                                 int first_key, int first_tile, int lane) {
   constexpr int kPairs = kOutTiles / 2;
   constexpr int kSteps = kTiles / 2 * kPairs;
+  constexpr int kWeights = 8 * kRowTiles;  // of a thread and sixteen keys
+  constexpr int kFirstSteps = ConfigT::kDim == 128 ? 1 : kTiles / 2;  // that are made beforehand
+  constexpr int kEach = (kWeights + kPairs - 1) / kPairs;           // beside two tiles of values
   const int matrix = lane / 8;
   const SmemAddress first_v =
       v + place_of<ConfigT>(first_key + matrix % 2 * 8 + lane % 8, matrix / 2) + first_tile * 16;
+  const std::uint32_t ones = ones_beside_zeros<T>(lane);
   std::uint32_t values[2][4];
   const auto load_values = [&](int i) {
     cuda::load_matrices_transposed(
         values[i % 2], pairs_on(first_v, i % kPairs) + i / kPairs * 16 * ConfigT::kRowBytes);
   };
+  const auto make_weight = [&](int n, int i) {
+    SoftRows& rows = soft[i / 8];
+    float& value = logits[i / 8][2 * n + i % 8 / 4][i % 4];
+    const int r = i % 4 / 2;
+    const float base = rows.base[r] == -INFINITY ? 0.0F : rows.base[r];  // weights 0
+    value = cuda::fast_exp2(fmaf(value, factor, -base));
+    if constexpr (kSumsExactly) rows.sums[2 * r + 1] += value;
+  };
   load_values(0);
+#pragma unroll
+  for (int i = 0; i < kFirstSteps * kWeights; ++i) make_weight(i / kWeights, i % kWeights);
 #pragma unroll
   for (int n = 0; n < kTiles / 2; ++n) {
     std::uint32_t rows[kRowTiles][4];
@@ -113,9 +143,10 @@ __device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4],
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        const float(&from)[4] = weights[m][2 * n + r / 2];
+        const float(&from)[4] = logits[m][2 * n + r / 2];
         rows[m][r] = cuda::pack_pair<T>(from[r % 2 * 2], from[r % 2 * 2 + 1]);
       }
+      cuda::multiply_add<T>(soft[m].sums, rows[m], ones, ones);
     }
 #pragma unroll
     for (int d = 0; d < kPairs; ++d) {
@@ -126,6 +157,9 @@ __device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4],
         cuda::multiply_add<T>(out[m][2 * d], rows[m], values[i % 2][0], values[i % 2][1]);
         cuda::multiply_add<T>(out[m][2 * d + 1], rows[m], values[i % 2][2], values[i % 2][3]);
       }
+      if (n + kFirstSteps >= kTiles / 2) continue;
+#pragma unroll
+      for (int x = d * kEach; x < d * kEach + kEach && x < kWeights; ++x) make_weight(n + 1, x);
     }
   }
 }
@@ -134,11 +168,12 @@ __device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4],
 /// are until their exponentials are taken, whose argument is product * factor.
 struct LogitRule {
   bool plain;
-  float factor;  ///< Of plain products; otherwise 1.
+  bool sums_exactly;  ///< Whether the LSE is asked for.
+  float factor;       ///< Of plain products; otherwise 1.
 };
 __device__ inline LogitRule logit_rule(const AttendParams& a) {
   const bool plain = a.softcap <= 0.0F && a.alibi_slopes == nullptr && a.scale > 0.0F;
-  return {plain, plain ? a.scale * kLog2E : 1.0F};
+  return {plain, a.lse != nullptr, plain ? a.scale * kLog2E : 1.0F};
 }
 
 /// Products to logits in units of log2(e), softcap and ALiBi in them.
@@ -183,8 +218,8 @@ __device__ void mask_keys(const RowMask& mask, int first_key, Scores<kTiles>& sc
   }
 }
 
-/// Products of 16 kRowTiles rows from first_row on with the keys from first_key on, to what weigh
-/// takes: with softcap and ALiBi, and, where `masked`, without keys that a row doesn't see.
+/// Products of 16 kRowTiles rows from first_row on with the keys from first_key on, to logits
+/// (in units of 1 / factor): with softcap and ALiBi, and, where `masked`, without keys that a row doesn't see.
 template <int kRowTiles, int kTiles>
 __device__ void finish_logits(const Work& w, const Item& item, LogitRule rule, int first_row,
                               int first_key, bool masked, int lane,
@@ -218,50 +253,51 @@ __device__ float own_largest(const Scores<kTiles>& scores, int r) {
   return max;
 }
 
-/// Logits to weights, relative to each row's largest; `sum` is the thread's own keys' alone. Lanes
-/// tell each other the largest logits only where some lane has one that outgrows what its row had
-/// before, which is seldom late in a long sequence. To wait until one has outgrown it further
-/// (FlashAttention-4 does) would leave the weight of a row's largest logit other than 1, and with
-/// it a rounding error twice as large where one key outweighs all others.
+/// A row's stats, from all four lanes that share it.
+__device__ inline RowStats stats_of_row(const SoftRows& soft, int r) {
+  return {soft.base[r], soft.sums[2 * r], sum_of_row(soft.sums[2 * r + 1])};
+}
+
+/// How far a row's logits may outgrow its base, in units of log2(e). In an item's first tiles not
+/// at all: the weight of the largest logit is then 1, which needs no rounding. Where there are few
+/// keys the rounding of a single weight would be seen in the result.
+__device__ inline float slack_in(int tile, int first_tile) {
+  constexpr int kExactTiles = 4;
+  return tile < first_tile + kExactTiles ? 0.0F : 8.0F;
+}
+
+/// Moves bases to the largest logits where some row of the warp has one that outgrows its base by
+/// more than `slack` (as in FlashAttention-4), which is seldom behind the first tiles. Whether a
+/// row's base moves follows from its own logits alone.
 template <int kRowTiles, int kTiles, int kOutTiles>
-__device__ void weigh(float factor, float (&scores)[kRowTiles][kTiles][4],
-                      RowStats (&stats)[kRowTiles][2], float (&out)[kRowTiles][kOutTiles][4]) {
+__device__ void follow_largest(float factor, float slack,
+                               const float (&logits)[kRowTiles][kTiles][4],
+                               SoftRows (&soft)[kRowTiles],
+                               float (&out)[kRowTiles][kOutTiles][4]) {
+  float own[kRowTiles][2];
   bool outgrown = false;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      outgrown = outgrown || own_largest<kTiles>(scores[m], r) * factor > stats[m][r].max;
+      own[m][r] = own_largest<kTiles>(logits[m], r) * factor;
+      outgrown = outgrown || own[m][r] > soft[m].base[r] + slack;
     }
   }
-  if (__any_sync(kAllLanes, outgrown)) {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float max =
-            fmaxf(stats[m][r].max, largest_of_row(own_largest<kTiles>(scores[m], r)) * factor);
-        const float shrink = max == -INFINITY ? 1.0F : cuda::fast_exp2(stats[m][r].max - max);
-        stats[m][r] = {max, stats[m][r].sum * shrink};
-#pragma unroll
-        for (auto& part : out[m]) {
-          part[2 * r] *= shrink;
-          part[2 * r + 1] *= shrink;
-        }
-      }
-    }
-  }
+  if (!__any_sync(kAllLanes, outgrown)) return;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float base = stats[m][r].max == -INFINITY ? 0.0F : stats[m][r].max;  // weights 0
+      const float largest = largest_of_row(own[m][r]);
+      const bool grows = largest > soft[m].base[r] + slack;
+      const float shrink = grows ? cuda::fast_exp2(soft[m].base[r] - largest) : 1.0F;
+      if (grows) soft[m].base[r] = largest;
 #pragma unroll
-      for (auto& score : scores[m]) {
-        for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          score[e] = cuda::fast_exp2(fmaf(score[e], factor, -base));
-          stats[m][r].sum += score[e];
-        }
+      for (int e = 2 * r; e < 2 * r + 2; ++e) {
+        soft[m].sums[e] *= shrink;
+#pragma unroll
+        for (auto& part : out[m]) part[e] *= shrink;
       }
     }
   }

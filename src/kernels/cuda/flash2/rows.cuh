@@ -84,7 +84,7 @@ __device__ void copy_own_queries(const Work& w, const Item& item, int first_row,
 /// had; and the LSE.
 template <typename T, typename ConfigT, int kRowTiles>
 __device__ void write_own_rows(const Work& w, const Item& item, int first_row, unsigned char* smem,
-                               const RowStats (&stats)[kRowTiles][2],
+                               const SoftRows (&soft)[kRowTiles],
                                const float (&out)[kRowTiles][ConfigT::kDim / 8][4]) {
   using Copies = RowCopies<ConfigT>;
   constexpr int kWarpRows = kRowTiles * kProductRows;
@@ -96,7 +96,7 @@ __device__ void write_own_rows(const Work& w, const Item& item, int first_row, u
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = first_row + m * kProductRows + lane / 4 + 8 * r;
-      const RowStats sums{stats[m][r].max, sum_of_row(stats[m][r].sum)};
+      const RowStats sums = stats_of_row(soft[m], r);
       const RowPlace place = place_of_row(w, item, row);
       float factor = 0.0F;
       if (place.exists) {

@@ -78,13 +78,13 @@ __device__ void tell_weights(const WideBuffers<ConfigT>& buffers, float factor, 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + lane / 4 + 8 * r;
-    float max = stats[r].max;
+    float max = stats[r].base;
 #pragma unroll
     for (int other = 0; other < ConfigT::kKeyParts; ++other)
       max = fmaxf(max, buffers.largest(other, row));
     const float base = max == -INFINITY ? 0.0F : max;  // has seen nothing: weights 0
-    const float shrink = cuda::fast_exp2(stats[r].max - base);
-    float sum = stats[r].sum * shrink;
+    const float shrink = cuda::fast_exp2(stats[r].base - base);
+    float sum = stats[r].exact * shrink;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       const float low = cuda::fast_exp2(fmaf(scores[0][n][2 * r], factor, -base));
@@ -93,7 +93,7 @@ __device__ void tell_weights(const WideBuffers<ConfigT>& buffers, float factor, 
       sum += high;
       *buffers.weights(row, part * 16 + n * 8 + lane % 4 * 2) = cuda::pack_pair<T>(low, high);
     }
-    stats[r] = {max, sum};
+    stats[r] = {max, 0.0F, sum};
     if (part == 0 && lane % 4 == 0) buffers.shrink(row) = shrink;
   }
 }
@@ -162,10 +162,10 @@ __device__ void hand_over(const WideBuffers<ConfigT>& buffers, int num_rows, int
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = first_row + lane / 4 + 8 * r;
-      const float sum = sum_of_row(stats[r].sum);
+      const float sum = sum_of_row(stats[r].exact);
       if (lane % 4 == 0) {
         buffers.largest(part, row) = sum;
-        if (part == 0) results.stats()[row].max = stats[r].max;
+        if (part == 0) results.stats()[row].base = stats[r].base;
       }
     }
   }
@@ -186,6 +186,7 @@ __device__ void hand_over(const WideBuffers<ConfigT>& buffers, int num_rows, int
 #pragma unroll
     for (int other = 0; other < ConfigT::kKeyParts; ++other) sum += buffers.largest(other, row);
     results.stats()[row].sum = sum;
+    results.stats()[row].exact = sum;
   }
 }
 
@@ -211,7 +212,7 @@ __device__ void attend_wide_item(const Work& w, const Frequencies& frequencies,
   load_queries<T, ConfigT>(w, frequencies, state, ConfigT::kRows, smem);
   const LogitRule rule = logit_rule(w.attend);
   float out[ConfigT::kRowTiles][ConfigT::kOutTiles][4] = {};
-  RowStats stats[2] = {{-INFINITY, 0.0F}, {-INFINITY, 0.0F}};
+  RowStats stats[2] = {{-INFINITY}, {-INFINITY}};
 #pragma unroll 1
   for (int tile = item.keys.first_tile - kStages; tile < end_tile; ++tile) {
     const bool is_here = tile >= item.keys.first_tile;

@@ -31,11 +31,12 @@ struct CutArrays {
   Slots* slots = nullptr;                   ///< One: the streamed sequences' beside the items.
 };
 
-/// Of a row's keys so far: the largest logit and the sum of 2^(logit - largest), logits in units of
-/// log2(e).
-struct RowStats {
-  float max;
-  float sum;
+/// Of a row's keys so far, with logits in units of log2(e): a base near the largest logit, and sums
+/// of the weights 2^(logit - base).
+struct alignas(16) RowStats {
+  float base = 0.0F;
+  float sum = 0.0F;    ///< Of the weights as they were rounded: outputs are divided by it.
+  float exact = 0.0F;  ///< Of the weights before; the LSE's. Not set where none is asked for.
 };
 
 /// Steps in K or V from page to page and from slot to slot, in units of a power of two of bytes, so
