@@ -46,8 +46,9 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
   constexpr int kAhead = ConfigT::kStages - 1;  // tiles on their way while one is worked on
   constexpr int kWarpRows = kRowTiles * kProductRows;
   const Buffers<ConfigT> buffers{cuda::smem_address(smem)};
-  const int warp = warp_of_thread();
-  const int lane = lane_of_thread();
+  const int thread = thread_of_item();
+  const int warp = thread / kLanes;
+  const int lane = thread % kLanes;
   const int first_row = warp * kWarpRows;
   const bool has_rows = first_row < item.num_rows();
   const int end_tile = item.keys.end_tile;
@@ -226,8 +227,8 @@ __device__ void sync_group(int group) {
 
 /// Each tile of K and of V is a group of copies of its own, in the order K0 V0 K1 V1 …, so that
 /// with kStages tiles under way a wait for the next to be used leaves 2 kStages - 1 groups. The
-/// loop begins kStages tiles early, so that the loads stand in the code once.
-/// Whether the results are written, as add_groups does with parts of shared pieces.
+/// loop begins kStages tiles early, so that the loads stand in the code once. Returns whether the
+/// results are written, as add_groups does with parts of shared pieces.
 template <typename T, typename ConfigT, int kRowTiles>
 __device__ bool attend_dealt_keys(const Work& w, const Frequencies& frequencies,
                                   BlockState<ConfigT>& state, unsigned char* smem) {

@@ -15,6 +15,13 @@ using cuda::kAllLanes;
 /// Unsigned before they are numbers: what is divided by powers of two is then known to be positive.
 __device__ inline int lane_of_thread() { return static_cast<int>(threadIdx.x % kLanes); }
 __device__ inline int warp_of_thread() { return static_cast<int>(threadIdx.x / kLanes); }
+/// threadIdx.x, though the compiler doesn't know: what follows from that alone it would find once
+/// and keep from item to item, where registers are short.
+__device__ inline int thread_of_item() {
+  unsigned thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  return static_cast<int>(thread % 1024);
+}
 
 /// Tokens first_token … of batch row b, heads first_head … of a KV head, over key tiles
 /// [first_tile, end_tile). Lives in shared memory: all threads of a block have the same.

@@ -189,7 +189,7 @@ __device__ inline KeyPlaces key_places(const Item& item) {
 template <typename ConfigT>
 class KeyLoader {
  public:
-  explicit __device__ KeyLoader(const Work& w) : w_(w) {}
+  explicit __device__ KeyLoader(const Work& w) : w_(w), thread_(thread_of_item()) {}
 
   /// Looks up the rows of a tile for what loads it next; what is found is not waited for before
   /// that. Keys that none of the tokens sees, and pages outside the pool, read as zeros: what lies
@@ -249,11 +249,11 @@ class KeyLoader {
   static constexpr int kChunks = ConfigT::kDim / kChunk;
   static constexpr int kRowsAtOnce = kLanes / kChunks;
 
-  __device__ static int lane() { return lane_of_thread(); }
+  [[nodiscard]] __device__ int lane() const { return thread_ % kLanes; }
   /// Of the rows and chunks that are copied at once.
-  __device__ static int row() { return lane() / kChunks; }
-  __device__ static int chunk() { return lane() % kChunks; }
-  __device__ static int first_row() { return warp_of_thread() * ConfigT::kWarpKeys; }
+  [[nodiscard]] __device__ int row() const { return lane() / kChunks; }
+  [[nodiscard]] __device__ int chunk() const { return lane() % kChunks; }
+  [[nodiscard]] __device__ int first_row() const { return thread_ / kLanes * ConfigT::kWarpKeys; }
   /// The key that the lane looks up.
   [[nodiscard]] __device__ std::int32_t own_key() const {
     const std::int32_t first = tile_ * ConfigT::kKeys + first_row();
@@ -342,6 +342,7 @@ class KeyLoader {
   }
 
   const Work& w_;
+  int thread_;
   std::int32_t tile_ = 0;
   std::int32_t page_ = kNowhere;
 };
