@@ -62,7 +62,6 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
   }
   // In shared memory: there are no registers to spare.
   find_span<kWarpRows>(w, item, first_row, state.spans[warp]);
-  const LogitRule rule = logit_rule(w.attend);
   float out[kRowTiles][ConfigT::kDim / 8][4] = {};
   SoftRows soft[kRowTiles];
   int stage = 1;  // of the tile; the one that is loaded takes the place of the tile before
@@ -97,14 +96,14 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
                                     if constexpr (kSpreads) loader.copy(copies, step);
                                   });
         if constexpr (kSpreads) cuda::commit_copies();
-        finish_logits(w, item, rule, first_row, tile * ConfigT::kKeys + first,
-                      (sights & kMasked) != 0, lane, scores);
-        follow_largest(rule.factor, slack_in(tile, item.keys.first_tile), scores, soft, out);
+        finish_logits(w, item, first_row, tile * ConfigT::kKeys + first, (sights & kMasked) != 0,
+                      lane, scores);
+        follow_largest(w.logit_factor, slack_in(tile, item.keys.first_tile), scores, soft, out);
         const SmemAddress v = buffers.v(stage);
-        if (rule.sums_exactly) {
-          multiply_values<T, ConfigT, true>(out, soft, scores, rule.factor, v, first, 0, lane);
+        if (w.attend.lse != nullptr) {
+          multiply_values<T, ConfigT, true>(out, soft, scores, w.logit_factor, v, first, 0, lane);
         } else {
-          multiply_values<T, ConfigT, false>(out, soft, scores, rule.factor, v, first, 0, lane);
+          multiply_values<T, ConfigT, false>(out, soft, scores, w.logit_factor, v, first, 0, lane);
         }
       }
     } else if constexpr (kSpreads) {
@@ -246,7 +245,6 @@ __device__ bool attend_dealt_keys(const Work& w, const Frequencies& frequencies,
   const int end_tile = item.keys.end_tile;
   KeyLoader<ConfigT> loader(w);
   loader.look_up(key_places(item), item.keys.first_tile);
-  const LogitRule rule = logit_rule(w.attend);
   float out[kRowTiles][kPartTiles][4] = {};
   SoftRows soft[kRowTiles];
   int stage = 0;
@@ -272,12 +270,12 @@ __device__ bool attend_dealt_keys(const Work& w, const Frequencies& frequencies,
     cuda::commit_copies();
     if (is_here) {
       const int key = tile * ConfigT::kKeys + first_key;
-      finish_logits(w, item, rule, 0, key, is_masked(item, key, kGroupKeys), lane, scores);
-      follow_largest(rule.factor, slack_in(tile, item.keys.first_tile), scores, soft, out);
+      finish_logits(w, item, 0, key, is_masked(item, key, kGroupKeys), lane, scores);
+      follow_largest(w.logit_factor, slack_in(tile, item.keys.first_tile), scores, soft, out);
       cuda::wait_copies<kPending>();
       sync_group<ConfigT>(group);
-      multiply_values<T, ConfigT, true>(out, soft, scores, rule.factor, buffers.v(stage), first_key,
-                                        first_tile, lane);
+      multiply_values<T, ConfigT, true>(out, soft, scores, w.logit_factor, buffers.v(stage),
+                                        first_key, first_tile, lane);
       sync_group<ConfigT>(group);
     }
     if (loads) loader.load_values(places, buffers.v(stage));

@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <type_traits>
 
 #include "device/gpu.h"
@@ -179,6 +180,11 @@ Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
       std::min<std::int64_t>(params.kv.num_pages, std::numeric_limits<std::int32_t>::max()));
   if (work.max_slots > 0)
     work.by_most_slots = divider_of(static_cast<std::uint32_t>(work.max_slots));
+  const float scale = params.scale * std::numbers::log2e_v<float>;
+  work.plain_logits =
+      params.softcap <= 0.0F && params.alibi_slopes == nullptr && params.scale > 0.0F;
+  work.logit_factor = work.plain_logits ? scale : 1.0F;
+  if (params.softcap > 0.0F) work.cap_factor = 2.0F * scale / params.softcap;
   work.by_page = divider_of(static_cast<std::uint32_t>(params.kv.page_size));
   work.by_heads = divider_of(static_cast<std::uint32_t>(call.tiling.heads));
   work.by_last_heads = divider_of(static_cast<std::uint32_t>(

@@ -181,6 +181,7 @@ __device__ void add_parts(const Work& w, const Item& item, PartRun run, bool to_
     if (to_output) {
       write_row<T, ConfigT>(w, item, row, sums[0]);
     } else {
+      __syncwarp();  // all lanes have read the largest logit that one writes over
       partials.write<ConfigT>(first, sums[0]);
     }
     row += ConfigT::kWarps;

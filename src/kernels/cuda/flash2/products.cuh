@@ -115,7 +115,7 @@ __device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4], SoftRows 
   constexpr int kSteps = kTiles / 2 * kPairs;
   constexpr int kWeights = 8 * kRowTiles;  // of a thread and sixteen keys
   constexpr int kFirstSteps = ConfigT::kDim == 128 ? 1 : kTiles / 2;  // that are made beforehand
-  constexpr int kEach = (kWeights + kPairs - 1) / kPairs;           // beside two tiles of values
+  constexpr int kEach = (kWeights + kPairs - 1) / kPairs;             // beside two tiles of values
   const int matrix = lane / 8;
   const SmemAddress first_v =
       v + place_of<ConfigT>(first_key + matrix % 2 * 8 + lane % 8, matrix / 2) + first_tile * 16;
@@ -164,24 +164,13 @@ __device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4], SoftRows 
   }
 }
 
-/// How products become logits. Where nothing but a positive scale is asked for, they stay as they
-/// are until their exponentials are taken, whose argument is product * factor.
-struct LogitRule {
-  bool plain;
-  bool sums_exactly;  ///< Whether the LSE is asked for.
-  float factor;       ///< Of plain products; otherwise 1.
-};
-__device__ inline LogitRule logit_rule(const AttendParams& a) {
-  const bool plain = a.softcap <= 0.0F && a.alibi_slopes == nullptr && a.scale > 0.0F;
-  return {plain, a.lse != nullptr, plain ? a.scale * kLog2E : 1.0F};
-}
-
 /// Products to logits in units of log2(e), softcap and ALiBi in them.
 template <int kTiles>
-__device__ void to_logits(const AttendParams& a, const RowMask& mask, int first_key,
+__device__ void to_logits(const Work& w, const RowMask& mask, int first_key,
                           Scores<kTiles>& scores) {
+  const AttendParams& a = w.attend;
   if (a.softcap > 0.0F) {
-    const float factor = 2.0F * kLog2E * a.scale / a.softcap;
+    const float factor = w.cap_factor;
     const float cap = a.softcap * kLog2E;
 #pragma unroll
     for (auto& score : scores) {
@@ -218,18 +207,18 @@ __device__ void mask_keys(const RowMask& mask, int first_key, Scores<kTiles>& sc
   }
 }
 
-/// Products of 16 kRowTiles rows from first_row on with the keys from first_key on, to logits
-/// (in units of 1 / factor): with softcap and ALiBi, and, where `masked`, without keys that a row doesn't see.
+/// Products of 16 kRowTiles rows from first_row on with the keys from first_key on, to logits in
+/// units of log2(e) / logit_factor: softcap and ALiBi, and, where `masked`, without keys that a row
+/// doesn't see.
 template <int kRowTiles, int kTiles>
-__device__ void finish_logits(const Work& w, const Item& item, LogitRule rule, int first_row,
-                              int first_key, bool masked, int lane,
-                              float (&scores)[kRowTiles][kTiles][4]) {
-  if (!masked && rule.plain) return;
+__device__ void finish_logits(const Work& w, const Item& item, int first_row, int first_key,
+                              bool masked, int lane, float (&scores)[kRowTiles][kTiles][4]) {
+  if (!masked && w.plain_logits) return;
   const int own_key = first_key + 2 * (lane % 4);
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
     const RowMask mask = row_mask(w, item, first_row + m * kProductRows + lane / 4);
-    if (!rule.plain) to_logits<kTiles>(w.attend, mask, own_key, scores[m]);
+    if (!w.plain_logits) to_logits<kTiles>(w, mask, own_key, scores[m]);
     if (masked) mask_keys<kTiles>(mask, own_key, scores[m]);
   }
 }
@@ -272,8 +261,7 @@ __device__ inline float slack_in(int tile, int first_tile) {
 template <int kRowTiles, int kTiles, int kOutTiles>
 __device__ void follow_largest(float factor, float slack,
                                const float (&logits)[kRowTiles][kTiles][4],
-                               SoftRows (&soft)[kRowTiles],
-                               float (&out)[kRowTiles][kOutTiles][4]) {
+                               SoftRows (&soft)[kRowTiles], float (&out)[kRowTiles][kOutTiles][4]) {
   float own[kRowTiles][2];
   bool outgrown = false;
 #pragma unroll

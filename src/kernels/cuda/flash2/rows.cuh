@@ -90,29 +90,42 @@ __device__ void write_own_rows(const Work& w, const Item& item, int first_row, u
   constexpr int kWarpRows = kRowTiles * kProductRows;
   const AttendParams& a = w.attend;
   const int lane = Copies::lane();
+  // A row a lane.
+  const int own = lane % kWarpRows;
+  RowStats stats;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const RowStats there = stats_of_row(soft[m], r);
+      const auto told = [&](float value) { return __shfl_sync(kAllLanes, value, own % 8 * 4); };
+      const RowStats row{told(there.base), told(there.sum), told(there.exact)};
+      if (own / 8 == 2 * m + r) stats = row;
+    }
+  }
+  const RowPlace place = place_of_row(w, item, first_row + own);
+  float factor = 0.0F;
+  if (place.exists) {
+    factor = factor_of(a, place.head, stats);
+    if (lane == own) write_lse(a, item.begin_token + place.token, place.head, stats);
+  }
+  const Copies copies{place.exists ? row_offset(a.out_layout, item, place) : kNoOffset};
   __syncwarp();
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = first_row + m * kProductRows + lane / 4 + 8 * r;
-      const RowStats sums = stats_of_row(soft[m], r);
-      const RowPlace place = place_of_row(w, item, row);
-      float factor = 0.0F;
-      if (place.exists) {
-        factor = factor_of(a, place.head, sums);
-        if (lane % 4 == 0) write_lse(a, item.begin_token + place.token, place.head, sums);
-      }
+      const int row = m * kProductRows + lane / 4 + 8 * r;
+      const float by = __shfl_sync(kAllLanes, factor, row);
 #pragma unroll
       for (int n = 0; n < ConfigT::kDim / 8; ++n) {
-        *reinterpret_cast<std::uint32_t*>(smem + place_of<ConfigT>(row, n) + lane % 4 * 4) =
-            cuda::pack_pair<T>(out[m][n][2 * r] * factor, out[m][n][2 * r + 1] * factor);
+        *reinterpret_cast<std::uint32_t*>(smem + place_of<ConfigT>(first_row + row, n) +
+                                          lane % 4 * 4) =
+            cuda::pack_pair<T>(out[m][n][2 * r] * by, out[m][n][2 * r + 1] * by);
       }
     }
   }
   __syncwarp();
-  const RowPlace place = place_of_row(w, item, first_row + lane % kWarpRows);
-  const Copies copies{place.exists ? row_offset(a.out_layout, item, place) : kNoOffset};
   auto* to = static_cast<T*>(a.out) + Copies::chunk() * kChunk;
   const bool has_chunk = Copies::chunk() * kChunk < a.head_dim_v;
 #pragma unroll

@@ -210,7 +210,6 @@ __device__ void attend_wide_item(const Work& w, const Frequencies& frequencies,
   const int end_tile = item.keys.end_tile;
   WideLoader<ConfigT> loader(w, item);
   load_queries<T, ConfigT>(w, frequencies, state, ConfigT::kRows, smem);
-  const LogitRule rule = logit_rule(w.attend);
   float out[ConfigT::kRowTiles][ConfigT::kOutTiles][4] = {};
   RowStats stats[2] = {{-INFINITY}, {-INFINITY}};
 #pragma unroll 1
@@ -231,16 +230,15 @@ __device__ void attend_wide_item(const Work& w, const Frequencies& frequencies,
         multiply_keys<T, ConfigT>(scores, buffers.q, first_row, buffers.k(tile), part * 16, lane,
                                   [](int) {});
         const int first_key = tile * ConfigT::kKeys + part * 16;
-        finish_logits(w, item, rule, first_row, first_key, is_masked(item, first_key, 16), lane,
-                      scores);
-        tell_largest(buffers, rule.factor, part, first_row, lane, scores);
+        finish_logits(w, item, first_row, first_key, is_masked(item, first_key, 16), lane, scores);
+        tell_largest(buffers, w.logit_factor, part, first_row, lane, scores);
       }
       __syncthreads();  // the largest logits are there; the keys are no longer needed
     }
     if (tile + kStages < end_tile) loader.load_keys(buffers.k(tile + kStages));
     cuda::commit_copies();
     if (!is_here) continue;
-    if (scores_keys) tell_weights<T>(buffers, rule.factor, part, first_row, lane, scores, stats);
+    if (scores_keys) tell_weights<T>(buffers, w.logit_factor, part, first_row, lane, scores, stats);
     cuda::wait_copies<2 * kStages - 1>();
     __syncthreads();  // weights and values are there
     const SmemAddress v = buffers.v(tile);

@@ -66,10 +66,15 @@ struct Work {
   std::int32_t num_pages = 0;        ///< Of the pool, as far as 32-bit ids go.
   std::int32_t row_unit = 16;        ///< Bytes, of k_steps and v_steps.
   RowSteps k_steps, v_steps;
-  Divider by_most_slots;  ///< By max_slots.
-  Divider by_page;        ///< By the slots of a page.
-  Divider by_heads;       ///< By the heads of a tile,
-  Divider by_last_heads;  ///< and of the last tile of a group.
+  /// Whether nothing but a positive scale is asked for: products stay as they are until their
+  /// exponentials are taken, whose argument is product * logit_factor. Otherwise that is 1.
+  bool plain_logits = true;
+  float logit_factor = 1.0F;
+  float cap_factor = 0.0F;  ///< Products to twice the argument of softcap's tanh, times log2(e).
+  Divider by_most_slots;    ///< By max_slots.
+  Divider by_page;          ///< By the slots of a page.
+  Divider by_heads;         ///< By the heads of a tile,
+  Divider by_last_heads;    ///< and of the last tile of a group.
 };
 
 /// Fills the cut from the lengths in device memory.
