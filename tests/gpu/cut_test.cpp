@@ -149,8 +149,9 @@ void expect_even_slots(const CutShape& shape, const Step& step, std::int32_t mos
     units += own * shape.head_tiles;
     if (own > 0) kinds.insert(own);
   }
-  const Slots slots = slots_of(units, std::min(most_slots, bounds.num_slots),
-                               kinds.size() == 1 ? *kinds.begin() : 0);
+  const auto most = static_cast<std::uint32_t>(std::clamp(bounds.num_slots, 1, most_slots));
+  const Slots slots = slots_of(units, divider_of(most), kinds.size() == 1 ? *kinds.begin() : 0);
+  ASSERT_EQ(slots.units, units);
   ASSERT_LE(slots.count, bounds.num_slots);
   ASSERT_GE(std::int64_t{slots.count} * slots.run, units);
   if (units > 0) {
@@ -197,14 +198,14 @@ TEST(Flash2Cut, DealsEveryStepWithinItsBounds) {
 }
 
 TEST(Flash2Cut, KeepsEqualSequencesWholeWhereThatCostsLittle) {
-  const auto run_of = [](std::int32_t each, std::int32_t count, std::int32_t most_slots) {
-    return slots_of(each * count, most_slots, each).run;
+  const auto run_of = [](std::int32_t each, std::int32_t count, std::uint32_t most_slots) {
+    return slots_of(each * count, divider_of(most_slots), each).run;
   };
-  EXPECT_EQ(run_of(128, 512, 264), 256);            // two of them a slot: 256 slots of 264
-  EXPECT_EQ(run_of(128, 128, 264), 64);             // half of one
-  EXPECT_EQ(run_of(512, 8, 264), 16);               // a 32nd
-  EXPECT_EQ(run_of(128, 160, 264), 78);             // would be 128
-  EXPECT_EQ(slots_of(128 * 512, 264, 0).run, 249);  // of different lengths
+  EXPECT_EQ(run_of(128, 512, 264), 256);  // two of them a slot: 256 slots of 264
+  EXPECT_EQ(run_of(128, 128, 264), 64);   // half of one
+  EXPECT_EQ(run_of(512, 8, 264), 16);     // a 32nd
+  EXPECT_EQ(run_of(128, 160, 264), 78);   // would be 128
+  EXPECT_EQ(slots_of(128 * 512, divider_of(264), 0).run, 249);  // of different lengths
 }
 
 TEST(Flash2Cut, TakesLittleWorkspaceForLongPrompts) {

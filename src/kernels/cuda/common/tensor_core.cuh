@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One instruction each: products of 16-bit matrices by a warp, loads of their fragments from shared
-// memory, copies to shared memory that run behind the thread's back. sm80 and up. No layout of any
-// kernel is known here.
+// memory, copies to shared memory that run behind the thread's back, and what else C++ has no word
+// for. sm80 and up. No layout of any kernel is known here.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -118,6 +118,42 @@ __device__ inline float fast_exp2(float x) {
   float y = 0.0F;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
+}
+
+/// 1 / x to within 1 unit of the last place.
+__device__ inline float fast_reciprocal(float x) {
+  float y = 0.0F;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Adds 1 to a counter that blocks share, and says what it was. What the thread's block wrote
+/// before a barrier in front of this is there for blocks that count later, and what those wrote
+/// that counted before is there for the block behind the next barrier.
+__device__ inline std::uint32_t count_arrival(std::uint32_t* counter) {
+  std::uint32_t before = 0;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;\n"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+
+/// The sum of the values of a warp's lanes up to and with the own; by all of them.
+__device__ inline std::int32_t sum_up_to_lane(std::int32_t value) {
+#pragma unroll
+  for (int apart = 1; apart < 32; apart *= 2) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        ".reg .b32 other;\n"
+        "shfl.sync.up.b32 other|p, %0, %1, 0, 0xffffffff;\n"
+        "@p add.s32 %0, %0, other;\n"
+        "}\n"
+        : "+r"(value)
+        : "r"(apart));
+  }
+  return value;
 }
 
 }  // namespace octavo::kernels::cuda

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cuda/flash2/parts.cuh"
 #include "kernels/cuda/flash2/pieces.cuh"
 #include "kernels/cuda/flash2/products.cuh"
 #include "kernels/cuda/flash2/results.cuh"
@@ -46,8 +47,9 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
   constexpr int kAhead = ConfigT::kStages - 1;        // tiles on their way while one is worked on
   constexpr int kWarpRows = kRowTiles * kProductRows;
   const Buffers<ConfigT> buffers{cuda::smem_address(smem)};
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int thread = thread_of_item();
+  const int warp = thread / kLanes;
+  const int lane = thread % kLanes;
   const int first_row = warp * kWarpRows;
   const bool has_rows = first_row < item.num_rows();
   const int end_tile = item.keys.end_tile;
@@ -136,9 +138,10 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
 }
 
 /// Adds the sums that the groups of warps have of the same rows; each warp does it for some of the
-/// dims.
+/// dims. To the results, or to the partial results where a piece is shared and the instance for few
+/// rows.
 template <typename ConfigT>
-__device__ void add_groups(const SoftRows& soft,
+__device__ void add_groups(const Work& w, const Item& item, const SoftRows& soft,
                            const float (&out)[ConfigT::kDim / 8 / ConfigT::kDimParts][4],
                            int first_row, unsigned char* smem) {
   constexpr int kTiles = ConfigT::kDim / 8;
@@ -148,13 +151,13 @@ __device__ void add_groups(const SoftRows& soft,
                     ConfigT::kKeyGroups * kTiles * 4 * kLanes * sizeof(float) <=
                 ConfigT::kSmemBytes);
   const Results<ConfigT> results{smem};
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int warp = warp_of_thread();
+  const int lane = lane_of_thread();
   const int group = warp / ConfigT::kDimParts;
   const int first_tile = warp % ConfigT::kDimParts * kPartTiles;
   auto* all_stats = reinterpret_cast<RowStats*>(smem);  // [groups, 2, lanes]
   auto* all_out =
-      reinterpret_cast<float*>(smem + Results<ConfigT>::kSumsOffset);  // [groups, tiles, 4, lanes]
+      reinterpret_cast<float4*>(smem + Results<ConfigT>::kSumsOffset);  // [groups, tiles, lanes]
   static_assert(ConfigT::kKeyGroups * 2 * kLanes * sizeof(RowStats) <=
                 Results<ConfigT>::kStatsOffset);
   __syncthreads();
@@ -165,13 +168,15 @@ __device__ void add_groups(const SoftRows& soft,
   }
 #pragma unroll
   for (int n = 0; n < kPartTiles; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      all_out[((group * kTiles + first_tile + n) * 4 + e) * kLanes + lane] = out[n][e];
+    all_out[(group * kTiles + first_tile + n) * kLanes + lane] = {out[n][0], out[n][1], out[n][2],
+                                                                  out[n][3]};
   }
   __syncthreads();
-#pragma unroll
+  // Eight rows are all that many steps have, and code is slow the first time.
+#pragma unroll(ConfigT::kFew ? 1 : 2)
   for (int r = 0; r < 2; ++r) {
+    const int row = first_row + 8 * r + lane / 4;
+    if (ConfigT::kFew && row >= item.num_rows()) break;
     float max = -INFINITY;
 #pragma unroll
     for (int from = 0; from < ConfigT::kKeyGroups; ++from)
@@ -188,18 +193,25 @@ __device__ void add_groups(const SoftRows& soft,
 #pragma unroll
       for (int n = 0; n < kOwnTiles; ++n) {
         const int tile = from * kTiles + warp * kOwnTiles + n;
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          own[n][e] += all_out[(tile * 4 + 2 * r + e) * kLanes + lane] * share;
+        const auto* pairs = reinterpret_cast<const float2*>(all_out + tile * kLanes + lane);
+        own[n][0] += pairs[r].x * share;
+        own[n][1] += pairs[r].y * share;
       }
     }
-    const int row = first_row + lane / 4 + 8 * r;
-    if (warp == 0 && lane % 4 == 0) results.stats()[row] = sums;
-#pragma unroll
-    for (int n = 0; n < kOwnTiles; ++n) {
-      *reinterpret_cast<float2*>(results.row(row) + (warp * kOwnTiles + n) * 8 + lane % 4 * 2) = {
-          own[n][0], own[n][1]};
+    float* to = results.row(row);
+    RowStats* stats_to = results.stats() + row;
+    if constexpr (ConfigT::kFew) {
+      if (item.sharing.num_parts > 1) {
+        const std::int64_t place = item.partial_base + row;
+        to = w.partials + place * ConfigT::kDimV;
+        stats_to = w.stats + place;
+      }
     }
+    if (warp == 0 && lane % 4 == 0) *stats_to = sums;
+    to += warp * kOwnTiles * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kOwnTiles; ++n)
+      *reinterpret_cast<float2*>(to + n * 8) = {own[n][0], own[n][1]};
   }
 }
 
@@ -215,9 +227,10 @@ __device__ void sync_group(int group) {
 
 /// Each tile of K and of V is a group of copies of its own, in the order K0 V0 K1 V1 …, so that
 /// with kStages tiles under way a wait for the next to be used leaves 2 kStages - 1 groups. The
-/// loop begins kStages tiles early, so that the loads stand in the code once.
+/// loop begins kStages tiles early, so that the loads stand in the code once. Returns whether the
+/// results are written, as add_groups does with parts of shared pieces.
 template <typename T, typename ConfigT, int kRowTiles>
-__device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
+__device__ bool attend_dealt_keys(const Work& w, const Frequencies& frequencies,
                                   BlockState<ConfigT>& state, unsigned char* smem) {
   const Item& item = state.item;
   constexpr int kPending = 2 * ConfigT::kStages - 1;
@@ -225,8 +238,8 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
   constexpr int kGroupKeys = 16;
   constexpr int kPartTiles = ConfigT::kDim / 8 / ConfigT::kDimParts;
   const Buffers<ConfigT> buffers{cuda::smem_address(smem)};
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int warp = warp_of_thread();
+  const int lane = lane_of_thread();
   const int group = warp / ConfigT::kDimParts;
   const int first_tile = warp % ConfigT::kDimParts * kPartTiles;
   const int first_key = group * kGroupKeys;
@@ -267,15 +280,19 @@ __device__ void attend_dealt_keys(const Work& w, const Frequencies& frequencies,
       sync_group<ConfigT>(group);
     }
     if (loads) loader.load_values(places, buffers.v(stage));
-    if (tile == item.keys.first_tile - ConfigT::kStages)
+    if (tile == item.keys.first_tile - ConfigT::kStages) {
       load_queries<T, ConfigT>(w, frequencies, state, kRowTiles * kProductRows, smem);
+      if constexpr (ConfigT::kFew) finish_item(w, state);
+    }
     cuda::commit_copies();
     loader.look_up(places, tile + ConfigT::kStages + 1);
     stage = next_stage<ConfigT::kStages>(stage);
   }
   cuda::wait_copies<0>();
 #pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) add_groups<ConfigT>(soft[m], out[m], m * kProductRows, smem);
+  for (int m = 0; m < kRowTiles; ++m)
+    add_groups<ConfigT>(w, item, soft[m], out[m], m * kProductRows, smem);
+  return ConfigT::kFew && item.sharing.num_parts > 1;
 }
 
 /// A block's items, one after the other.
@@ -289,11 +306,11 @@ __device__ void attend_block(const Work& w, const Frequencies& frequencies,
     if constexpr (ConfigT::kWide) {
       attend_wide_item<T, ConfigT>(w, frequencies, state, smem);
     } else if constexpr (ConfigT::kFew) {
-      attend_dealt_keys<T, ConfigT, ConfigT::kRowTiles>(w, frequencies, state, smem);
+      written = attend_dealt_keys<T, ConfigT, ConfigT::kRowTiles>(w, frequencies, state, smem);
     } else {
       const int rows = state.item.num_rows();
       if (rows <= kProductRows) {
-        attend_dealt_keys<T, ConfigT, 1>(w, frequencies, state, smem);
+        written = attend_dealt_keys<T, ConfigT, 1>(w, frequencies, state, smem);
       } else if (ConfigT::kRowTiles == 1 || rows * 2 <= ConfigT::kRows) {
         written = attend_dealt_rows<T, ConfigT, 1>(w, frequencies, state, smem);
       } else {

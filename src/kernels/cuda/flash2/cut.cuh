@@ -82,7 +82,7 @@ __device__ inline void cut_block(const Work& w, CutState& state) {
     w.cut.item_offsets[0] = w.cut.partial_offsets[0] = 0;
     const bool equal = state.fewest_units == state.most_units;
     *w.cut.slots = slots_of(static_cast<std::int32_t>(all.partials) * w.shape.head_tiles,
-                            w.max_slots, equal ? state.most_units : 0);
+                            w.by_most_slots, equal ? state.most_units : 0);
   }
   CutTotals before;
   for (std::int32_t first = 0; first < n; first += kCutThreads) {

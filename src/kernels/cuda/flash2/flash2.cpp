@@ -178,6 +178,8 @@ Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
   set_row_steps(params.kv, work);
   work.num_pages = static_cast<std::int32_t>(
       std::min<std::int64_t>(params.kv.num_pages, std::numeric_limits<std::int32_t>::max()));
+  if (work.max_slots > 0)
+    work.by_most_slots = divider_of(static_cast<std::uint32_t>(work.max_slots));
   const float scale = params.scale * std::numbers::log2e_v<float>;
   work.plain_logits =
       params.softcap <= 0.0F && params.alibi_slopes == nullptr && params.scale > 0.0F;

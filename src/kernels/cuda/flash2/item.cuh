@@ -12,6 +12,17 @@ namespace octavo::kernels::flash2 {
 
 using cuda::kAllLanes;
 
+/// Unsigned before they are numbers: what is divided by powers of two is then known to be positive.
+__device__ inline int lane_of_thread() { return static_cast<int>(threadIdx.x % kLanes); }
+__device__ inline int warp_of_thread() { return static_cast<int>(threadIdx.x / kLanes); }
+/// threadIdx.x, though the compiler doesn't know: what follows from that alone it would find once
+/// and keep from item to item, where registers are short.
+__device__ inline int thread_of_item() {
+  unsigned thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  return static_cast<int>(thread % 1024);
+}
+
 /// Tokens first_token … of batch row b, heads first_head … of a KV head, over key tiles
 /// [first_tile, end_tile). Lives in shared memory: all threads of a block have the same.
 struct alignas(16) Item {
@@ -54,6 +65,11 @@ __device__ inline void set_keys(const Work& w, std::int32_t new_tokens, Item& it
   item.whole_end = w.shape.reach.end(item.first_position, item.kv_len);
 }
 
+__device__ inline std::int32_t row_of(const StepBatch& batch, std::int32_t b) {
+  return batch.rows != nullptr ? batch.rows[b] : b;
+}
+
+/// The fields that follow from the heads, and from the row.
 __device__ inline void set_heads(const Work& w, std::int32_t head_tile, Item& item) {
   const AttendParams& a = w.attend;
   std::int32_t first = 0;
@@ -69,7 +85,6 @@ __device__ inline void set_heads(const Work& w, std::int32_t head_tile, Item& it
   };
   item.k_head = head_of(a.kv.k);
   item.v_head = head_of(a.kv.v);
-  item.row = a.batch.rows != nullptr ? a.batch.rows[item.b] : item.b;
   if (a.batch.page_table != nullptr)
     item.pages = a.batch.page_table + item.row * a.batch.page_table_stride;
 }
@@ -77,7 +92,7 @@ __device__ inline void set_heads(const Work& w, std::int32_t head_tile, Item& it
 /// The last b with offsets[b] <= value, found by a warp; offsets[0] <= value < offsets[n].
 __device__ inline std::int32_t last_begun(const std::int64_t* offsets, std::int32_t n,
                                           std::int64_t value) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int lane = lane_of_thread();
   std::int32_t low = 0;
   std::int32_t span = n;
   while (span > 1) {
@@ -130,7 +145,7 @@ __device__ inline Item cut_item(const Work& w, std::uint32_t index, std::uint32_
   const std::uint32_t within_heads = index - head_tile * items;
   Item item;
   if (a.batch.num_seqs <= kLanes) {
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const int lane = lane_of_thread();
     const bool begun = lane < a.batch.num_seqs && row.first_item <= within_heads;
     item.b = __popc(__ballot_sync(kAllLanes, begun)) - 1;
     row = shared_row(row, item.b);
@@ -146,6 +161,7 @@ __device__ inline Item cut_item(const Work& w, std::uint32_t index, std::uint32_
   item.first_token = q_tile * w.tiling.q_tile;
   item.num_tokens = min(w.tiling.q_tile, new_tokens - item.first_token);
   item.kv_len = row.kv_len;
+  item.row = row_of(a.batch, item.b);
   set_heads(w, static_cast<std::int32_t>(head_tile), item);
   set_keys(w, new_tokens, item);
   item.keys.first_tile = min(item.keys.first_tile + split * row.split_tiles, item.keys.end_tile);
@@ -166,127 +182,129 @@ struct RowLengths {
   std::int32_t begin_token = 0;
   std::int32_t new_tokens = 0;
   std::int32_t kv_len = 0;
+  std::int32_t row = 0;  ///< Of the page table.
   std::int32_t units = 0;
 };
 __device__ inline RowLengths lengths_of_row(const Work& w, std::int32_t b) {
   const StepBatch& batch = w.attend.batch;
   if (b >= batch.num_seqs) return {};
-  RowLengths row{batch.token_offsets[b], 0, batch.kv_lens[b]};
+  RowLengths row{batch.token_offsets[b], 0, batch.kv_lens[b], row_of(batch, b)};
   row.new_tokens = batch.token_offsets[b + 1] - row.begin_token;
   row.units = units_of(w.shape, row.new_tokens, row.kv_len);
   return row;
 }
 
-/// Goes through the pieces of a slot; a warp's work.
+/// How the step's units are cut, by a warp. `first`: what is known of row `lane`.
+__device__ inline Slots slots_of_step(const Work& w, const RowLengths& first) {
+  std::int32_t units = first.units;
+  std::int32_t most = units;
+  auto fewest = static_cast<std::uint32_t>(units) - 1;  // of those that have some, less 1
+#pragma unroll 1
+  for (std::int32_t b = lane_of_thread() + kLanes; b < w.attend.batch.num_seqs; b += kLanes) {
+    const std::int32_t own = lengths_of_row(w, b).units;
+    units += own;
+    most = max(most, own);
+    fewest = min(fewest, static_cast<std::uint32_t>(own) - 1);
+  }
+  units = __reduce_add_sync(kAllLanes, units);
+  most = __reduce_max_sync(kAllLanes, most);
+  fewest = __reduce_min_sync(kAllLanes, fewest);
+  const bool equal = fewest + 1 == static_cast<std::uint32_t>(most);
+  return slots_of(units * w.shape.head_tiles, w.by_most_slots, equal ? most : 0);
+}
+
+/// value / by, of less than 2^20: the guess is off by less than one. What a processor without a
+/// division of integers does for any two of them takes twice as long.
+__device__ inline std::int32_t small_quotient(std::int32_t value, std::int32_t by) {
+  const float guess = static_cast<float>(value) * cuda::fast_reciprocal(static_cast<float>(by));
+  auto quotient = static_cast<std::int32_t>(guess);
+  const std::int32_t rest = value - quotient * by;
+  if (rest < 0) --quotient;
+  if (rest >= by) ++quotient;
+  return quotient;
+}
+
+/// Goes through the pieces of a slot; a warp's work. Of a piece first what its loads need is found,
+/// in begin(), and the rest while they are on their way, in finish().
 class SlotWalk {
  public:
   SlotWalk() = default;
-
-  /// How the step's units are cut. `first` becomes what is known of row `lane`.
-  __device__ static Slots slots(const Work& w, RowLengths& first) {
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    std::int32_t units = 0;
-    std::int32_t fewest = kMostUnits;
-    std::int32_t most = 0;
-    first = lengths_of_row(w, lane);
-#pragma unroll 1
-    for (std::int32_t b = lane; b < w.attend.batch.num_seqs; b += kLanes) {
-      const std::int32_t own = b == lane ? first.units : lengths_of_row(w, b).units;
-      units += own;
-      most = max(most, own);
-      if (own > 0) fewest = min(fewest, own);
-    }
-    units = static_cast<std::int32_t>(__reduce_add_sync(kAllLanes, units));
-    most = __reduce_max_sync(kAllLanes, most);
-    fewest = __reduce_min_sync(kAllLanes, fewest);
-    return slots_of(units * w.shape.head_tiles, w.max_slots, fewest == most ? most : 0);
-  }
-
-  /// `rows`: what slots() knew of row `lane`.
-  __device__ SlotWalk(const Work& w, Slots slots, std::int32_t slot, RowLengths rows)
-      : run_(slots.run), at_(slot * slots.run), end_(at_ + slots.run) {
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    std::int32_t before = 0;
-#pragma unroll 1
-    for (std::int32_t first = 0; first < w.attend.batch.num_seqs; first += kLanes) {
-      if (find(w, first, first == 0 ? rows : lengths_of_row(w, first + lane), before)) return;
-    }
-    at_ = end_;
-  }
+  __device__ SlotWalk(const Slots& slots, std::int32_t slot)
+      : run_(slots.run), at_(slot * slots.run), end_(min(at_ + slots.run, slots.units)) {}
 
   [[nodiscard]] __device__ bool done() const { return at_ >= end_; }
 
-  /// The next piece; not when done.
-  __device__ Item next(const Work& w, std::int32_t slot) {
-    const AttendParams& a = w.attend;
-    const std::int32_t head_tile = div_small(at_ - row_begin_, units_);
-    const std::int32_t begin = row_begin_ + head_tile * units_;
-    const std::int32_t end = begin + units_;
-    Item item;
-    item.b = b_;
-    item.begin_token = begin_token_;
-    item.num_tokens = new_tokens_;
-    item.kv_len = kv_len_;
-    set_heads(w, head_tile, item);
-    set_keys(w, item.num_tokens, item);
-    item.keys.end_tile = min(item.keys.end_tile, item.keys.first_tile + min(end, end_) - begin);
-    item.keys.first_tile = min(item.keys.first_tile + at_ - begin, item.keys.end_tile);
-    item.sharing = sharing_of(begin, end, run_);
+  /// The first piece; not when done. `rows`: what is known of row `lane`.
+  __device__ void begin(const Work& w, const RowLengths& rows, Item& item) {
+    find(w, 0, rows, 0, item);
+    begin_piece(w, item);
+  }
+
+  /// The piece behind that of `item`; not when done.
+  __device__ void next(const Work& w, Item& item) {
+    if (at_ == row_begin_ + units_ * w.shape.head_tiles) {
+      const std::int32_t first = item.b + 1;
+      find(w, first, lengths_of_row(w, first + lane_of_thread()),
+           div_small(at_, w.shape.head_tiles), item);
+    }
+    begin_piece(w, item);
+  }
+
+  /// How the piece is shared, and where its partial results go.
+  __device__ void finish(const Work& w, std::int32_t slot, Item& item) {
+    const std::int32_t end = begin_ + units_;
+    item.sharing = sharing_of(begin_, end, run_);
+    item.partial_base = -1;
     if (item.sharing.num_parts > 1) {
       item.partial_base =
           w.slot_partials + partial_of(item.sharing, slot - item.sharing.first_slot) * w.slot_rows;
-      item.token_step = item.num_heads;
-      item.head_step = 1;
     }
+    item.token_step = item.num_heads;
+    item.head_step = 1;
     at_ = min(end, end_);
-    if (at_ == row_begin_ + units_ * w.shape.head_tiles && at_ < end_) {
-      const int lane = static_cast<int>(threadIdx.x) % kLanes;
-      std::int32_t before = div_small(at_, w.shape.head_tiles);
-      std::int32_t first = b_ + 1;
-      while (first < a.batch.num_seqs && !find(w, first, lengths_of_row(w, first + lane), before))
-        first += kLanes;
-      if (first >= a.batch.num_seqs) at_ = end_;  // the last slot, with fewer units
-    }
-    return item;
   }
 
  private:
-  /// Looks for the sequence of unit at_ among rows first … first + 31, `row` of them the lane's;
-  /// `before` are the units of one head tile in front of them, and those of all of them afterwards
-  /// where it isn't found.
-  __device__ bool find(const Work& w, std::int32_t first, RowLengths row, std::int32_t& before) {
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    std::int32_t sum_so_far = row.units;
-#pragma unroll
-    for (int apart = 1; apart < kLanes; apart *= 2) {
-      const std::int32_t other = __shfl_up_sync(kAllLanes, sum_so_far, apart);
-      if (lane >= apart) sum_so_far += other;
-    }
-    const std::uint32_t beyond =
-        __ballot_sync(kAllLanes, (before + sum_so_far) * w.shape.head_tiles > at_);
-    if (beyond == 0) {
-      before += __shfl_sync(kAllLanes, sum_so_far, kLanes - 1);
-      return false;
+  /// Looks for the sequence of unit at_ among rows from `first` on, `row` the lane's of the first
+  /// 32; `before` are the units of one head tile in front of them.
+  __device__ void find(const Work& w, std::int32_t first, RowLengths row, std::int32_t before,
+                       Item& item) {
+    std::int32_t up_to = 0;
+    std::uint32_t beyond = 0;
+    while (true) {
+      up_to = before + cuda::sum_up_to_lane(row.units);
+      beyond = __ballot_sync(kAllLanes, up_to * w.shape.head_tiles > at_);
+      if (beyond != 0) break;
+      before = __shfl_sync(kAllLanes, up_to, kLanes - 1);
+      first += kLanes;
+      row = lengths_of_row(w, first + lane_of_thread());
     }
     const int found = __ffs(static_cast<int>(beyond)) - 1;
-    units_ = __shfl_sync(kAllLanes, row.units, found);
-    begin_token_ = __shfl_sync(kAllLanes, row.begin_token, found);
-    new_tokens_ = __shfl_sync(kAllLanes, row.new_tokens, found);
-    kv_len_ = __shfl_sync(kAllLanes, row.kv_len, found);
-    row_begin_ = (before + __shfl_sync(kAllLanes, sum_so_far, found) - units_) * w.shape.head_tiles;
-    b_ = first + found;
-    return true;
+    const auto of = [&](std::int32_t value) { return __shfl_sync(kAllLanes, value, found); };
+    units_ = of(row.units);
+    row_begin_ = (of(up_to) - units_) * w.shape.head_tiles;
+    item.b = first + found;
+    item.row = of(row.row);
+    item.begin_token = of(row.begin_token);
+    item.num_tokens = of(row.new_tokens);
+    item.kv_len = of(row.kv_len);
+  }
+
+  __device__ void begin_piece(const Work& w, Item& item) {
+    const std::int32_t head_tile = small_quotient(at_ - row_begin_, units_);
+    begin_ = row_begin_ + head_tile * units_;
+    set_heads(w, head_tile, item);
+    set_keys(w, item.num_tokens, item);
+    item.keys.end_tile = min(item.keys.end_tile, item.keys.first_tile + min(units_, end_ - begin_));
+    item.keys.first_tile += at_ - begin_;
   }
 
   std::int32_t run_ = 1;
   std::int32_t at_ = 0;  ///< Unit.
   std::int32_t end_ = 0;
-  std::int32_t b_ = 0;
-  std::int32_t begin_token_ = 0;  ///< Of b_.
-  std::int32_t new_tokens_ = 0;
-  std::int32_t kv_len_ = 0;
-  std::int32_t units_ = 1;      ///< Of one head tile.
-  std::int32_t row_begin_ = 0;  ///< First unit of b_.
+  std::int32_t units_ = 1;      ///< Of one head tile of the sequence.
+  std::int32_t row_begin_ = 0;  ///< Its first unit,
+  std::int32_t begin_ = 0;      ///< and that of the head tile.
 };
 
 }  // namespace octavo::kernels::flash2

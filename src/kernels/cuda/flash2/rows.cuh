@@ -32,7 +32,7 @@ __device__ unsigned sights_of(const RowSpan& span, int first_key) {
 /// What rows first_row … first_row + kWarpRows - 1 see, to `span`, by a warp.
 template <int kWarpRows>
 __device__ void find_span(const Work& w, const Item& item, int first_row, RowSpan& span) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int lane = lane_of_thread();
   const RowPlace place = place_of_row(w, item, first_row + lane % kWarpRows);
   const std::int32_t position = item.first_position + place.token - item.first_token;
   const std::int32_t begin = w.shape.reach.begin(position);
@@ -56,7 +56,7 @@ struct RowCopies {
 
   std::int64_t own;  ///< Offset of the lane's row; kNoOffset: there is none.
 
-  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+  __device__ static int lane() { return lane_of_thread(); }
   __device__ static int row() { return lane() / kChunks; }  ///< In its step.
   __device__ static int chunk() { return lane() % kChunks; }
   [[nodiscard]] __device__ std::int64_t offset(int first) const {

@@ -173,36 +173,38 @@ constexpr std::int32_t units_of(const CutShape& shape, std::int32_t new_tokens,
 /// The line of a step's units, cut.
 struct Slots {
   std::int32_t count = 0;
-  std::int32_t run = 1;  ///< Units of a slot; the last may have fewer.
+  std::int32_t run = 1;    ///< Units of a slot; the last may have fewer.
+  std::int32_t units = 0;  ///< Of all.
 };
 /// `each`: the units of every sequence and head tile where all have as many, else 0. Sharing one
 /// between slots costs a meeting of blocks, so that slots are made whole ones, or even parts of
-/// one, where that makes them at most a sixteenth longer.
-constexpr Slots slots_of(std::int32_t units, std::int32_t most_slots, std::int32_t each) {
+/// one, where that makes them at most a sixteenth longer. A single unit is an even part of any.
+constexpr Slots slots_of(std::int32_t units, Divider by_most_slots, std::int32_t each) {
   if (units == 0) return {};
-  const std::int32_t even = ceil_div_small(units, most_slots);
+  const auto last = static_cast<std::uint32_t>(units) - 1;
+  const auto even = static_cast<std::int32_t>(divide(last, by_most_slots)) + 1;
   std::int32_t run = even > kMinSlotTiles ? even : kMinSlotTiles;
-  if (each > 0) {
+  if (each > 0 && run > 1) {
     const std::int32_t whole =
         run >= each ? ceil_div_small(run, each) * each : ceil_div_small(each, div_small(each, run));
     if (whole - run <= run / 16) run = whole;
   }
-  return {ceil_div_small(units, run), run};
+  return {ceil_div_small(units, run), run, units};
 }
 
 /// Which slots share the units [begin, end) of one sequence and head tile.
 struct Sharing {
   std::int32_t first_slot = 0;
   std::int32_t num_parts = 1;
-  bool first_is_second = false;  ///< In the first slot, something else begins before.
 };
 constexpr Sharing sharing_of(std::int32_t begin, std::int32_t end, std::int32_t run) {
   const std::int32_t first = div_small(begin, run);
-  return {first, div_small(end - 1, run) - first + 1, begin > first * run};
+  return {first, div_small(end - 1, run) - first + 1};
 }
 /// A slot has two partial results at most: of what it goes on with, and of what goes on behind it.
+/// Beyond a piece's first part they are two apart.
 constexpr std::int32_t partial_of(const Sharing& sharing, std::int32_t part) {
-  return 2 * (sharing.first_slot + part) + (part == 0 && sharing.first_is_second ? 1 : 0);
+  return 2 * (sharing.first_slot + part) + (part == 0 ? 1 : 0);
 }
 
 /// Parts that are added at once where a block would read too much if it added all: as many as there

@@ -83,16 +83,36 @@ __device__ inline std::int64_t query_offset(const Work& w, const Item& item, int
   return place.exists ? row_offset(a.q_layout, item, place) : kNoOffset;
 }
 
-/// Copies the first `rows` rows of q, whose offsets offset_of(row) gives.
-template <typename T, typename ConfigT, typename PlaceT>
-__device__ void copy_queries(const Work& w, int rows, SmemAddress to, const PlaceT& offset_of) {
+/// Copies the first `rows` rows of q, which are few: not worth telling each other where they lie.
+template <typename T, typename ConfigT>
+__device__ void copy_few_queries(const Work& w, const Item& item, int rows, SmemAddress to) {
+  constexpr int kChunks = ConfigT::kDim / kChunk;
+  constexpr int kRowsAtOnce = ConfigT::kThreads / kChunks;
+  const TokenLayout& layout = w.attend.q_layout;
+  const int chunk = static_cast<int>(threadIdx.x % kChunks);
+  const bool has_chunk = chunk * kChunk < w.attend.head_dim;
+  const T* first = static_cast<const T*>(w.attend.q) + chunk * kChunk +
+                   row_offset(layout, item, {true, item.first_token, item.first_head});
+#pragma unroll 1
+  for (int row = static_cast<int>(threadIdx.x / kChunks); row < rows; row += kRowsAtOnce) {
+    const RowPlace place = place_of_row(w, item, row);
+    const T* from = first + (place.token - item.first_token) * layout.token_stride +
+                    (place.head - item.first_head) * layout.head_stride;
+    cuda::copy_async(to + place_of<ConfigT>(row, chunk), from, place.exists && has_chunk);
+  }
+}
+
+/// Copies the first `rows` rows of q, from the offsets that row_offsets has.
+template <typename T, typename ConfigT>
+__device__ void copy_queries(const Work& w, const std::int64_t* row_offsets, int rows,
+                             SmemAddress to) {
   constexpr int kChunks = ConfigT::kDim / kChunk;
   const auto* q = static_cast<const T*>(w.attend.q);
 #pragma unroll 4
   for (int c = static_cast<int>(threadIdx.x); c < rows * kChunks; c += ConfigT::kThreads) {
     const int row = c / kChunks;
     const int chunk = c % kChunks;
-    const std::int64_t offset = offset_of(row);
+    const std::int64_t offset = row_offsets[row];
     const bool valid = offset != kNoOffset && chunk * kChunk < w.attend.head_dim;
     cuda::copy_async(to + place_of<ConfigT>(row, chunk), valid ? q + offset + chunk * kChunk : q,
                      valid);
@@ -111,8 +131,7 @@ __device__ __noinline__ void load_any_queries(const Work& w, Frequencies frequen
       for (int row = static_cast<int>(threadIdx.x); row < rows; row += ConfigT::kThreads)
         state.row_offsets[row] = query_offset(w, item, row);
       __syncthreads();
-      copy_queries<T, ConfigT>(w, rows, cuda::smem_address(to),
-                               [&](int row) { return state.row_offsets[row]; });
+      copy_queries<T, ConfigT>(w, state.row_offsets, rows, cuda::smem_address(to));
       return;
     }
   }
@@ -130,14 +149,13 @@ __device__ __noinline__ void load_any_queries(const Work& w, Frequencies frequen
 
 /// Brings the item's rows of q to the first `rows` of its tile; rows and dims that it hasn't become
 /// 0. What is neither rotated nor unaligned comes by copies of the thread's open group. By all
-/// threads. Few rows are not worth telling each other where they lie.
+/// threads.
 template <typename T, typename ConfigT>
 __device__ void load_queries(const Work& w, Frequencies frequencies, BlockState<ConfigT>& state,
                              int rows, unsigned char* to) {
   if constexpr (ConfigT::kFew) {
     if (copies_queries(w)) {
-      copy_queries<T, ConfigT>(w, rows, cuda::smem_address(to),
-                               [&](int row) { return query_offset(w, state.item, row); });
+      copy_few_queries<T, ConfigT>(w, state.item, rows, cuda::smem_address(to));
       return;
     }
   }
@@ -171,7 +189,7 @@ __device__ inline KeyPlaces key_places(const Item& item) {
 template <typename ConfigT>
 class KeyLoader {
  public:
-  explicit __device__ KeyLoader(const Work& w) : w_(w) {}
+  explicit __device__ KeyLoader(const Work& w) : w_(w), thread_(thread_of_item()) {}
 
   /// Looks up the rows of a tile for what loads it next; what is found is not waited for before
   /// that. Keys that none of the tokens sees, and pages outside the pool, read as zeros: what lies
@@ -231,13 +249,11 @@ class KeyLoader {
   static constexpr int kChunks = ConfigT::kDim / kChunk;
   static constexpr int kRowsAtOnce = kLanes / kChunks;
 
-  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+  [[nodiscard]] __device__ int lane() const { return thread_ % kLanes; }
   /// Of the rows and chunks that are copied at once.
-  __device__ static int row() { return lane() / kChunks; }
-  __device__ static int chunk() { return lane() % kChunks; }
-  __device__ static int first_row() {
-    return static_cast<int>(threadIdx.x) / kLanes * ConfigT::kWarpKeys;
-  }
+  [[nodiscard]] __device__ int row() const { return lane() / kChunks; }
+  [[nodiscard]] __device__ int chunk() const { return lane() % kChunks; }
+  [[nodiscard]] __device__ int first_row() const { return thread_ / kLanes * ConfigT::kWarpKeys; }
   /// The key that the lane looks up.
   [[nodiscard]] __device__ std::int32_t own_key() const {
     const std::int32_t first = tile_ * ConfigT::kKeys + first_row();
@@ -326,6 +342,7 @@ class KeyLoader {
   }
 
   const Work& w_;
+  int thread_;
   std::int32_t tile_ = 0;
   std::int32_t page_ = kNowhere;
 };

@@ -155,7 +155,7 @@ template <typename ConfigT>
 __device__ void hand_over(const WideBuffers<ConfigT>& buffers, int num_rows, int part,
                           int first_row, int first_tile, const RowStats (&stats)[2],
                           const float (&out)[ConfigT::kRowTiles][ConfigT::kOutTiles][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int lane = lane_of_thread();
   const Results<ConfigT> results{buffers.smem};
   __syncthreads();  // all is read: the results take its place
   if (part < ConfigT::kKeyParts) {
@@ -200,8 +200,8 @@ __device__ void attend_wide_item(const Work& w, const Frequencies& frequencies,
   constexpr int kStages = ConfigT::kStages;
   const Item& item = state.item;
   const WideBuffers<ConfigT> buffers(smem);
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int warp = warp_of_thread();
+  const int lane = lane_of_thread();
   const int part = warp / ConfigT::kRowTiles;
   const int first_row = warp % ConfigT::kRowTiles * kProductRows;
   const int num_rows = item.num_rows();

@@ -46,10 +46,8 @@ class WideLoader {
  private:
   static constexpr std::int32_t kNowhere = -1;  ///< Zeros are to be had.
 
-  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
-  __device__ static int first_row() {
-    return static_cast<int>(threadIdx.x) / kLanes * ConfigT::kWarpKeys;
-  }
+  __device__ static int lane() { return lane_of_thread(); }
+  __device__ static int first_row() { return warp_of_thread() * ConfigT::kWarpKeys; }
 
   /// Of the row that the lane looked up; bytes.
   [[nodiscard]] __device__ std::int64_t own_offset(const PagedTensor& tensor) const {

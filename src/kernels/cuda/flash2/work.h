@@ -71,6 +71,7 @@ struct Work {
   bool plain_logits = true;
   float logit_factor = 1.0F;
   float cap_factor = 0.0F;  ///< Products to twice the argument of softcap's tanh, times log2(e).
+  Divider by_most_slots;    ///< By max_slots.
   Divider by_page;          ///< By the slots of a page.
   Divider by_heads;         ///< By the heads of a tile,
   Divider by_last_heads;    ///< and of the last tile of a group.
