@@ -329,10 +329,9 @@ class KeyLoader {
     const auto copy_row = [&](SmemAddress to, const char* head, std::int32_t own, int at,
                               bool has_chunk) {
       const std::int32_t units = __shfl_sync(kAllLanes, own, at + row());
-      const bool valid = units != kNoRow && has_chunk;
-      cuda::copy_async(
-          rows_on<ConfigT>(to, at),
-          head + chunk() * (kChunk * 2) + std::int64_t{valid ? units : 0} * w_.row_unit, valid);
+      cuda::copy_async(rows_on<ConfigT>(to, at),
+                       head + chunk() * (kChunk * 2) + std::int64_t{units} * w_.row_unit,
+                       units != kNoRow && has_chunk);
     };
 #pragma unroll
     for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) {
