@@ -329,9 +329,12 @@ class KeyLoader {
     const auto copy_row = [&](SmemAddress to, const char* head, std::int32_t own, int at,
                               bool has_chunk) {
       const std::int32_t units = __shfl_sync(kAllLanes, own, at + row());
+      const bool valid = units != kNoRow && has_chunk;
+      // Any address will do for what is not there. Full instances, whose registers are short, get
+      // worse code around their products by it.
+      const std::int64_t where = (ConfigT::kFew || valid) ? units : 0;
       cuda::copy_async(rows_on<ConfigT>(to, at),
-                       head + chunk() * (kChunk * 2) + std::int64_t{units} * w_.row_unit,
-                       units != kNoRow && has_chunk);
+                       head + chunk() * (kChunk * 2) + where * w_.row_unit, valid);
     };
 #pragma unroll
     for (int at = 0; at < ConfigT::kWarpKeys; at += kRowsAtOnce) {
