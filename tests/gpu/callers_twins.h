@@ -27,6 +27,7 @@ struct CallersTwins {
       : config(attention),
         offsets(offsets_of(new_tokens)),
         lengths(std::move(kv_lens)),
+        positions(static_cast<std::size_t>(num_tokens()), 5),
         q(dtype, {num_tokens(), config.num_q_heads, config.head_dim}, 1),
         k(dtype, {num_seqs(), slots, config.num_kv_heads, config.head_dim}, 2),
         v(dtype, {num_seqs(), slots, config.num_kv_heads, config.head_dim}, 3),
@@ -38,8 +39,8 @@ struct CallersTwins {
     config.backend = Backend::Unfused;
     const TensorView lse = wanted_lse.view();
     attend(config, view_of(k.host.view(), v.host.view()),
-           {num_seqs(), num_tokens(), offsets.data(), lengths.data()}, inputs_of(q.on_host()),
-           wanted.view(), &lse);
+           {num_seqs(), num_tokens(), offsets.data(), lengths.data()},
+           inputs_of(q.on_host(), positions.data()), wanted.view(), &lse);
   }
 
   /// Holds what a backend gives on the GPU to what the host gave; `times` calls, one after the
@@ -49,11 +50,14 @@ struct CallersTwins {
     DeviceInts gpu_lens(lengths.size(), 0);
     gpu_offsets.values = offsets;
     gpu_lens.values = lengths;
+    DeviceInts gpu_positions(positions.size(), 0);
+    gpu_positions.values = positions;
+    gpu_positions.upload();
     gpu_offsets.upload();
     gpu_lens.upload();
     config.backend = backend;
     const KvView view = view_of(k.gpu->view(), v.gpu->view());
-    const LayerInputs inputs = inputs_of(q.on_gpu());
+    const LayerInputs inputs = inputs_of(q.on_gpu(), gpu_positions.get());
     Workspace workspace(kGpu);
     StepArrays step{num_seqs(), num_tokens(), gpu_offsets.get(), gpu_lens.get()};
     step.workspace = &workspace;
@@ -103,16 +107,17 @@ struct CallersTwins {
     view.num_rows = num_seqs();
     return view;
   }
-  [[nodiscard]] LayerInputs inputs_of(ConstTensorView queries) const {
+  [[nodiscard]] LayerInputs inputs_of(ConstTensorView queries, const std::int32_t* at) const {
     LayerInputs inputs;
     inputs.q = queries;
     inputs.rope = rope;
+    if (rope != nullptr) inputs.positions = at;
     return inputs;
   }
 
   AttentionConfig config;
-  const Rope* rope = nullptr;  ///< Rotates q.
-  std::vector<std::int32_t> offsets, lengths;
+  const Rope* rope = nullptr;  ///< Rotates q, as if its tokens stood at `positions`.
+  std::vector<std::int32_t> offsets, lengths, positions;
   TwinTensor q, k, v;
   testkit::HostTensor wanted, wanted_lse;
 };
