@@ -47,7 +47,7 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
   constexpr int kAhead = ConfigT::kStages - 1;        // tiles on their way while one is worked on
   constexpr int kWarpRows = kRowTiles * kProductRows;
   const Buffers<ConfigT> buffers{cuda::smem_address(smem)};
-  const int thread = thread_of_item();
+  const auto thread = static_cast<int>(threadIdx.x);
   const int warp = thread / kLanes;
   const int lane = thread % kLanes;
   const int first_row = warp * kWarpRows;

@@ -189,7 +189,8 @@ __device__ inline KeyPlaces key_places(const Item& item) {
 template <typename ConfigT>
 class KeyLoader {
  public:
-  explicit __device__ KeyLoader(const Work& w) : w_(w), thread_(thread_of_item()) {}
+  explicit __device__ KeyLoader(const Work& w)
+      : w_(w), thread_(kKeepsNothing ? thread_of_item() : static_cast<int>(threadIdx.x)) {}
 
   /// Looks up the rows of a tile for what loads it next; what is found is not waited for before
   /// that. Keys that none of the tokens sees, and pages outside the pool, read as zeros: what lies
@@ -248,6 +249,8 @@ class KeyLoader {
   static constexpr std::int32_t kNoRow = -0x7FFFFFFF - 1;
   static constexpr int kChunks = ConfigT::kDim / kChunk;
   static constexpr int kRowsAtOnce = kLanes / kChunks;
+  /// As thread_of_item says; with rows of more dims the compiler's order is better without.
+  static constexpr bool kKeepsNothing = ConfigT::kFew || ConfigT::kDim <= 64;
 
   [[nodiscard]] __device__ int lane() const { return thread_ % kLanes; }
   /// Of the rows and chunks that are copied at once.
