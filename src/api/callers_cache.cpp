@@ -237,6 +237,7 @@ Explanation explain(const AttentionConfig& config, const KvView& cache, const La
   request.dense_cache_rows = (pages.k.dim_stride == 1 || c.head_dim == 1) &&
                              (pages.v.dim_stride == 1 || c.head_dim_v == 1);
   request.aligned_cache_rows = api::has_aligned_rows(pages);
+  request.near_cache_rows = dispatch::has_near_rows(pages);
   const bool has_q = inputs.q.rank > 0 && inputs.q.rank <= kMaxRank;
   if (has_q) {
     request.q_dtype = inputs.q.dtype;
