@@ -188,7 +188,7 @@ void attend(const AttentionConfig& config, const KvView& cache, const StepArrays
             Stream stream) {
   const AttentionConfig c = api::checked(config);
   if (cache.k.device.type == DeviceType::Cuda) {
-    api::attend_on_gpu(c, cache, step, inputs, out, lse, stream);
+    api::attend_on_gpu({c, cache, step, inputs, out, lse, stream});
     return;
   }
   const HostAttend call(c, cache, step, inputs, out, lse);
@@ -202,7 +202,7 @@ void check_attend(const AttentionConfig& config, const KvView& cache, const Step
                   Stream stream) {
   const AttentionConfig c = api::checked(config);
   if (cache.k.device.type == DeviceType::Cuda) {
-    api::check_attend_on_gpu(c, cache, step, inputs, out, lse, stream);
+    api::check_attend_on_gpu({c, cache, step, inputs, out, lse, stream});
   } else {
     static_cast<void>(HostAttend(c, cache, step, inputs, out, lse));
   }
