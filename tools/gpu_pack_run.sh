@@ -37,10 +37,15 @@ case "$what" in
   sanitize)
     # The suite's small half; the large cases would take the tools hours.
     filter='*DevicePlan*:CallersStep*:SmallGraph*:*AppendLayout*:*AppendRope*:*Converts*:*Gathers*:*Forks*:*AgreesWithTheOracle*seed1?:*AgreesWithTheOracle*seed2?:*Flash2*AgreesWithTheOracle*seed4??:*AnEarlierStepLeft'
-    for tool in memcheck racecheck synccheck; do
+    # initcheck does not see all that cuBLAS's kernels write (their bulk stores), so that it reports
+    # unfused's softmax falsely: it looks at append, begin, flash2 and the conversions alone.
+    of_stores='*AppendLayout*:*AppendRope*:GpuTest.ATable*:GpuTest.Forks*:GpuTest.Chains*:GpuTest.ACapturedAppend*:GpuTest.Converts*:GpuTest.Converted*:GpuTest.Locates*:GpuTest.Gathers*:*GpuFlash2Rope*:*GpuFlash2.AgreesWithTheOracle*seed4??'
+    for tool in memcheck racecheck synccheck initcheck; do
+      tests="$filter"
+      [[ $tool == initcheck ]] && tests="$of_stores"
       echo "compute-sanitizer $tool"
       compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5 \
-        "$here/bin/test_gpu" --gtest_brief=1 --gtest_filter="$filter" "$@"
+        "$here/bin/test_gpu" --gtest_brief=1 --gtest_filter="$tests" "$@"
     done
     ;;
   *)

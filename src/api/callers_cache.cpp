@@ -188,7 +188,7 @@ void attend(const AttentionConfig& config, const KvView& cache, const StepArrays
             Stream stream) {
   const AttentionConfig c = api::checked(config);
   if (cache.k.device.type == DeviceType::Cuda) {
-    api::attend_on_gpu(c, cache, step, inputs, out, lse, stream);
+    api::attend_on_gpu({c, cache, step, inputs, out, lse, stream});
     return;
   }
   const HostAttend call(c, cache, step, inputs, out, lse);
@@ -202,7 +202,7 @@ void check_attend(const AttentionConfig& config, const KvView& cache, const Step
                   Stream stream) {
   const AttentionConfig c = api::checked(config);
   if (cache.k.device.type == DeviceType::Cuda) {
-    api::check_attend_on_gpu(c, cache, step, inputs, out, lse, stream);
+    api::check_attend_on_gpu({c, cache, step, inputs, out, lse, stream});
   } else {
     static_cast<void>(HostAttend(c, cache, step, inputs, out, lse));
   }
@@ -237,6 +237,7 @@ Explanation explain(const AttentionConfig& config, const KvView& cache, const La
   request.dense_cache_rows = (pages.k.dim_stride == 1 || c.head_dim == 1) &&
                              (pages.v.dim_stride == 1 || c.head_dim_v == 1);
   request.aligned_cache_rows = api::has_aligned_rows(pages);
+  request.near_cache_rows = dispatch::has_near_rows(pages);
   const bool has_q = inputs.q.rank > 0 && inputs.q.rank <= kMaxRank;
   if (has_q) {
     request.q_dtype = inputs.q.dtype;

@@ -88,6 +88,7 @@ dispatch::Request attend_request(const AttentionConfig& config, const kernels::A
   request.dense_token_rows = (params.q_layout.dim_stride == 1 || config.head_dim == 1) &&
                              (params.out_layout.dim_stride == 1 || config.head_dim_v == 1);
   request.aligned_cache_rows = has_aligned_rows(params.kv);
+  request.near_cache_rows = dispatch::has_near_rows(params.kv);
   request.fused.q_len = shape.max_new_tokens;
   request.fused.kv_len = shape.max_kv_len;
   if (shape.device.type == DeviceType::Cuda) kernels::fused::describe(params, request.fused);

@@ -29,10 +29,10 @@ kernels::AttendParams attend_params(const AttentionConfig& config, const LayerIn
                                     const kernels::KvPages& pages, const TensorView& out,
                                     const TensorView* lse);
 
-/// What the call asks of a backend.
 /// Whether every head of every slot of K and V begins at a multiple of 16 bytes.
 bool has_aligned_rows(const kernels::KvPages& pages);
 
+/// What the call asks of a backend.
 dispatch::Request attend_request(const AttentionConfig& config, const kernels::AttendParams& params,
                                  const StepShape& shape);
 

@@ -101,15 +101,16 @@ void refuse_maxima(const LayerInputs& inputs) {
 
 /// A checked attention call; the batch is the caller's own until the step is planned.
 struct AttendCall {
-  AttendCall(const AttentionConfig& config, const KvView& cache, const kernels::CallersStep& step,
-             const kernels::StepBatch& batch, const LayerInputs& inputs, const TensorView& out,
-             const TensorView* lse) {
-    refuse_maxima(inputs);
-    const api::StepShape shape = shape_of(step, inputs.format, cache.k.device);
-    params = api::attend_params(config, inputs, shape, {batch, {}},
-                                api::checked_pages(config, cache, false, cache.k.device), out, lse);
-    named = dispatch::or_environments(config.backend);
-    request = api::attend_request(config, params, shape);
+  AttendCall(const api::GpuAttend& given, const kernels::CallersStep& step,
+             const kernels::StepBatch& batch) {
+    refuse_maxima(given.inputs);
+    const Device device = given.cache.k.device;
+    const api::StepShape shape = shape_of(step, given.inputs.format, device);
+    params = api::attend_params(given.config, given.inputs, shape, {batch, {}},
+                                api::checked_pages(given.config, given.cache, false, device),
+                                given.out, given.lse);
+    named = dispatch::or_environments(given.config.backend);
+    request = api::attend_request(given.config, params, shape);
   }
   kernels::AttendParams params;
   Backend named = Backend::Auto;
@@ -124,33 +125,31 @@ void require_gpu_of(const KvView& cache) {
 
 namespace api {
 
-void attend_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
-                   const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
-                   Stream stream) {
+void attend_on_gpu(const GpuAttend& given) {
+  const KvView& cache = given.cache;
   require_gpu_of(cache);
   const device::DeviceGuard guard(cache.k.device);
-  static_cast<void>(checked_pages(config, cache, false, cache.k.device));
-  const kernels::CallersStep callers = callers_step(cache, step);
-  dispatch::GpuWorkspace& workspace = *workspace_of(cache, step).gpu;
+  static_cast<void>(checked_pages(given.config, cache, false, cache.k.device));
+  const kernels::CallersStep callers = callers_step(cache, given.step);
+  dispatch::GpuWorkspace& workspace = *workspace_of(cache, given.step).gpu;
   check_planned(workspace, callers);
-  const AttendCall call(config, cache, callers, workspace.batch(), inputs, out, lse);
-  device::check_stream(cache.k.device, stream);
+  const AttendCall call(given, callers, workspace.batch());
+  device::check_stream(cache.k.device, given.stream);
   const Backend backend = dispatch::choose_with_workspace(
       call.named, call.request, callers.maxima.max_kv_len,
       [&](Backend asked) { return workspace.workspace_for(asked, call.params); });
-  workspace.attend(backend, call.params, stream);
+  workspace.attend(backend, call.params, given.stream);
 }
 
-void check_attend_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
-                         const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
-                         Stream stream) {
+void check_attend_on_gpu(const GpuAttend& given) {
+  const KvView& cache = given.cache;
   require_gpu_of(cache);
   const device::DeviceGuard guard(cache.k.device);
-  static_cast<void>(checked_pages(config, cache, false, cache.k.device));
-  const kernels::CallersStep callers = callers_step(cache, step);
-  const detail::WorkspaceImpl& workspace = workspace_of(cache, step);
-  const AttendCall call(config, cache, callers, callers.batch, inputs, out, lse);
-  device::check_stream(cache.k.device, stream);
+  static_cast<void>(checked_pages(given.config, cache, false, cache.k.device));
+  const kernels::CallersStep callers = callers_step(cache, given.step);
+  const detail::WorkspaceImpl& workspace = workspace_of(cache, given.step);
+  const AttendCall call(given, callers, callers.batch);
+  device::check_stream(cache.k.device, given.stream);
   static_cast<void>(dispatch::choose_with_workspace(
       call.named, call.request, callers.maxima.max_kv_len,
       [&](Backend asked) -> std::optional<dispatch::WorkspaceBytes> {
@@ -199,7 +198,7 @@ WorkspaceSizes Workspace::sizes(const AttentionConfig& config, const KvView& cac
   const device::DeviceGuard guard(impl_->device);
   static_cast<void>(api::checked_pages(c, cache, false, impl_->device));
   const kernels::CallersStep callers = callers_step(cache, step);
-  const AttendCall call(c, cache, callers, callers.batch, inputs, out, lse);
+  const AttendCall call({c, cache, step, inputs, out, lse, {}}, callers, callers.batch);
   const dispatch::CallSizes sizes =
       impl_->gpu->sizes(dispatch::choose(call.named, call.request), call.params, callers.maxima);
   return {static_cast<std::int64_t>(sizes.least), static_cast<std::int64_t>(sizes.good)};

@@ -21,14 +21,21 @@ struct WorkspaceImpl {
 
 namespace octavo::api {
 
+/// What an attention call was given, for as long as it lasts.
+struct GpuAttend {
+  const AttentionConfig& config;
+  const KvView& cache;
+  const StepArrays& step;
+  const LayerInputs& inputs;
+  const TensorView& out;
+  const TensorView* lse;
+  Stream stream;
+};
+
 /// As the public functions, for configurations with their defaults filled in and caches that say
 /// they are a GPU's.
-void attend_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
-                   const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
-                   Stream stream);
-void check_attend_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
-                         const LayerInputs& inputs, const TensorView& out, const TensorView* lse,
-                         Stream stream);
+void attend_on_gpu(const GpuAttend& given);
+void check_attend_on_gpu(const GpuAttend& given);
 void append_on_gpu(const AttentionConfig& config, const KvView& cache, const StepArrays& step,
                    const LayerInputs& inputs, Stream stream);
 

@@ -14,6 +14,7 @@
 #include "device/gpu.h"
 #include "kernels/cuda/flash2/config.h"
 #include "kernels/cuda/flash2/flash2.h"
+#include "kernels/cuda/flash2/row_steps.h"
 #include "kernels/cudnn/library.h"
 #include "kernels/cudnn/support.h"
 #include "kernels/params.h"
@@ -112,6 +113,11 @@ constexpr std::array kFeatures = {
             [](Backend backend, const Request&) { return backend == Backend::Unfused; },
             [](const Request&) {
               return std::string("rows of K or V that begin at no multiple of 16 bytes");
+            }},
+    Feature{[](const Request& r) { return on_gpu(r) && !r.near_cache_rows; },
+            [](Backend backend, const Request&) { return backend == Backend::Unfused; },
+            [](const Request&) {
+              return std::string("rows of K or V 2^31 times their strides' common factor apart");
             }},
 };
 
@@ -259,6 +265,8 @@ Request make_request(const AttentionConfig& config, DType cache_dtype, Device de
     request.fused.cudnn_why_not = kernels::fused::library().why_not;
   return request;
 }
+
+bool has_near_rows(const kernels::KvPages& pages) { return kernels::flash2::has_near_rows(pages); }
 
 std::span<const Backend> preference() { return kPreference; }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/cudnn/support.h"
+#include "kernels/params.h"
 
 namespace octavo::dispatch {
 
@@ -55,12 +56,16 @@ struct Request {
   bool dense_cache_rows = true;             ///< The last axis of K and V has stride 1.
   bool dense_token_rows = true;             ///< The same for q and the output.
   bool aligned_cache_rows = true;           ///< Rows of K and V begin at multiples of 16 bytes.
+  bool near_cache_rows = true;              ///< has_near_rows.
   kernels::fused::SupportQuery fused = {};  ///< What cuDNN is asked beside all this.
   std::vector<WorkspaceLack> lacks = {};    ///< Those that are known.
 };
 
 /// The request of a configuration on this machine, before any tensor is seen.
 Request make_request(const AttentionConfig& config, DType cache_dtype, Device device);
+
+/// Whether flash2 can say where rows of K and V lie.
+bool has_near_rows(const kernels::KvPages& pages);
 
 /// All backends in order of preference.
 std::span<const Backend> preference();

@@ -14,6 +14,8 @@
 #include <optional>
 #include <string>
 
+#include "kernels/cuda/flash2/row_steps.h"
+
 namespace octavo::dispatch {
 namespace {
 
@@ -138,6 +140,52 @@ TEST(FeatureTable, SaysWhatFlash2Lacks) {
   EXPECT_THAT(missing(request), Contains("rows of K or V that begin at no multiple of 16 bytes"));
   request.device = DeviceType::Cpu;
   EXPECT_THAT(missing(request), Contains("device cpu"));
+}
+
+/// Pages of 16 slots of 8 heads of 64, with so many elements between them.
+kernels::KvPages pages_apart(std::int64_t page_stride, std::int64_t num_pages) {
+  kernels::KvPages pages;
+  pages.dtype = DType::F16;
+  pages.num_pages = num_pages;
+  pages.page_size = 16;
+  pages.k.page_stride = pages.v.page_stride = page_stride;
+  pages.k.slot_stride = pages.v.slot_stride = 512;
+  pages.k.head_stride = pages.v.head_stride = 64;
+  return pages;
+}
+
+TEST(FeatureTable, CountsRowsInUnitsOfTheirStrides) {
+  using kernels::flash2::row_unit_of;
+  constexpr std::int64_t kDense = std::int64_t{16} * 512;
+  constexpr std::int64_t kMost = std::int64_t{1} << 27U;
+  EXPECT_EQ(row_unit_of(pages_apart(kDense, 4)), 1024);
+  EXPECT_EQ(row_unit_of(pages_apart(kDense + 8, 4)), 16);
+  EXPECT_EQ(row_unit_of(pages_apart(-kDense - 8, 4)), 16);
+  // 16 units a page; the last one's slots count too.
+  EXPECT_TRUE(has_near_rows(pages_apart(kDense, kMost - 2)));
+  EXPECT_FALSE(has_near_rows(pages_apart(kDense, kMost)));
+  EXPECT_TRUE(has_near_rows(pages_apart(-kDense, kMost - 2)));
+  EXPECT_FALSE(has_near_rows(pages_apart(-kDense, kMost)));
+  // 1025 units a page.
+  EXPECT_TRUE(has_near_rows(pages_apart(kDense + 8, 2'000'000)));
+  EXPECT_FALSE(has_near_rows(pages_apart(kDense + 8, 2'100'000)));
+  kernels::KvPages pages = pages_apart(kDense, 2'100'000);
+  EXPECT_TRUE(has_near_rows(pages));
+  pages.v.page_stride += 8;  // K's unit too
+  EXPECT_FALSE(has_near_rows(pages));
+}
+
+TEST(FeatureTable, TakesUnfusedByItselfWhereRowsAreTooFarApart) {
+  Request request = on_gpu(90, DType::F16);
+  request.near_cache_rows = false;
+  const std::string row = "rows of K or V 2^31 times their strides' common factor apart";
+  EXPECT_THAT(explain(Backend::Flash2, request).missing, Contains(row));
+  EXPECT_THAT(explain(Backend::Unfused, request).supported, Contains(row));
+  EXPECT_EQ(choose(Backend::Auto, request), Backend::Unfused);
+  EXPECT_EQ(explain_all(Backend::Auto, Backend::Auto, request).chosen, Backend::Unfused);
+  EXPECT_THROW(choose(Backend::Flash2, request), Error);
+  request.device = DeviceType::Cpu;
+  EXPECT_EQ(choose(Backend::Auto, request), Backend::Cpu);
 }
 
 TEST(FeatureTable, PrefersFlash2OnAGpu) {

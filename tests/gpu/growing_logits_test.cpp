@@ -17,7 +17,7 @@ constexpr std::int32_t kSlots = 700;
 constexpr double kLn2 = 0.6931471805599453;
 
 /// The power of two of a key's weight.
-enum class Growth { Steady, Slow, Falling, Jumps, LateJump, LateStep };
+enum class Growth { Steady, Slow, Falling, Jumps, LateJump, LateStep, Late5, Late6, Late8, Late9 };
 double power_of(Growth growth, std::int32_t key) {
   switch (growth) {
     case Growth::Steady:
@@ -32,6 +32,14 @@ double power_of(Growth growth, std::int32_t key) {
       return key == 600 ? 100.0 : -20.0;
     case Growth::LateStep:  // two keys outweigh all others, by less than bases may lag
       return key == 500 ? 7.5 : key == 600 ? 7.3125 : -0.25;
+    case Growth::Late5:  // one late key, to both sides of what bases may lag
+      return key == 600 ? 5.0 : -0.125 * (key % 7);
+    case Growth::Late6:
+      return key == 600 ? 6.0 : -0.125 * (key % 7);
+    case Growth::Late8:
+      return key == 600 ? 8.0 : -0.125 * (key % 7);
+    case Growth::Late9:
+      return key == 600 ? 9.0 : -0.125 * (key % 7);
   }
   return 0.0;
 }
@@ -70,7 +78,9 @@ INSTANTIATE_TEST_SUITE_P(Backends, GrowingLogits,
                                             ::testing::Values(64, 128, 256),
                                             ::testing::Values(Growth::Steady, Growth::Slow,
                                                               Growth::Falling, Growth::Jumps,
-                                                              Growth::LateJump, Growth::LateStep)));
+                                                              Growth::LateJump, Growth::LateStep,
+                                                              Growth::Late5, Growth::Late6,
+                                                              Growth::Late8, Growth::Late9)));
 
 }  // namespace
 }  // namespace octavo::gpu_tests

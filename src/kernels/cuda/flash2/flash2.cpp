@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/flash2/flash2.h"
 
-#include <fmt/format.h>
-#include <octavo/error.h>
-
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <limits>
 #include <numbers>
 #include <type_traits>
 
+#include "base/error.h"
 #include "device/gpu.h"
 #include "kernels/cuda/common/frequencies.h"
+#include "kernels/cuda/flash2/row_steps.h"
 #include "kernels/cuda/flash2/work.h"
 
 namespace octavo::kernels::flash2 {
@@ -114,33 +111,17 @@ bool is_multiple(std::uintptr_t bytes, const void* data, std::int64_t size,
                      layout.head_stride);
 }
 
-/// Where rows of K and V lie, in 32 bits.
+/// The feature table keeps away what 32 bits cannot say.
 void set_row_steps(const KvPages& kv, Work& work) {
-  const auto bytes_of = [](const PagedTensor& tensor) {
-    return std::array{tensor.page_stride * 2, tensor.slot_stride * 2};
-  };
-  const auto [k_page, k_slot] = bytes_of(kv.k);
-  const auto [v_page, v_slot] = bytes_of(kv.v);
-  constexpr std::int64_t kMostUnit = std::int64_t{1} << 30U;
-  const std::int64_t all = k_page | k_slot | v_page | v_slot | kMostUnit;
-  const std::int64_t unit = all & -all;
-  const auto steps = [&](std::int64_t page, std::int64_t slot) {
-    constexpr double kMost = std::numeric_limits<std::int32_t>::max();
-    const double farthest =
-        (std::abs(static_cast<double>(page)) * static_cast<double>(kv.num_pages) +
-         std::abs(static_cast<double>(slot)) * kv.page_size) /
-        static_cast<double>(unit);
-    if (farthest >= kMost)
-      throw Error(
-          ErrorCode::Unsupported,
-          fmt::format("k and v: wanted pages of up to 2^31 times {} bytes in all, got {:.0f} "
-                      "times as many (backend unfused takes them)",
-                      unit, farthest));
-    return RowSteps{static_cast<std::int32_t>(page / unit), static_cast<std::int32_t>(slot / unit)};
+  OCTAVO_ASSERT(has_near_rows(kv));
+  const std::int64_t unit = row_unit_of(kv);
+  const auto steps = [&](const PagedTensor& tensor) {
+    return RowSteps{static_cast<std::int32_t>(tensor.page_stride * kElementBytes / unit),
+                    static_cast<std::int32_t>(tensor.slot_stride * kElementBytes / unit)};
   };
   work.row_unit = static_cast<std::int32_t>(unit);
-  work.k_steps = steps(k_page, k_slot);
-  work.v_steps = steps(v_page, v_slot);
+  work.k_steps = steps(kv.k);
+  work.v_steps = steps(kv.v);
 }
 
 Work work_of(const AttendParams& params, const Call& call, std::byte* workspace,
