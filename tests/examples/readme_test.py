@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""README's C++ example is examples/first_step.cpp, line by line (without the file's head comment)."""
+"""README's C++ example is examples/first_step.cpp, line by line, without its head comment."""
 import itertools
 import pathlib
 import sys
