@@ -91,6 +91,12 @@ FUNCTIONS = {
     engine.InferenceParams.__init__: "self max_batch_size max_sequence_length num_heads_kv "
     "head_dim_k dtype head_dim_v is_paged total_num_pages page_size max_ctx_len qkv_format "
     "custom_cache_manager",
+    engine.InferenceParams.allocate_memory: "self layer_number",
+    engine.InferenceParams.pre_step: "self step_dict",
+    engine.InferenceParams.step: "self layer_number new_k new_v qkv_format",
+    engine.InferenceParams.get_seqlens_pre_step: "self",
+    engine.InferenceParams.convert_paged_to_nonpaged: "self layer_number",
+    engine.InferenceParams.reset: "self",
     engine.DotProductAttention.__init__: "self num_attention_heads kv_channels num_gqa_groups "
     "attention_dropout qkv_format attn_mask_type window_size bottom_right_diagonal "
     "sequence_parallel tp_size get_rng_state_tracker tp_group layer_number attention_type cp_group "
@@ -190,6 +196,12 @@ DEFAULTS = {
     flashinfer.merge_state_in_place: (4, {}),
     flashinfer.merge_states: (2, {}),
     engine.InferenceParams.__init__: (3, {"is_paged": False, "qkv_format": "bshd"}),
+    engine.InferenceParams.allocate_memory: (2, {}),
+    engine.InferenceParams.pre_step: (2, {}),
+    engine.InferenceParams.step: (5, {}),
+    engine.InferenceParams.get_seqlens_pre_step: (1, {}),
+    engine.InferenceParams.convert_paged_to_nonpaged: (2, {}),
+    engine.InferenceParams.reset: (1, {}),
     engine.DotProductAttention.__init__: (
         3,
         {
