@@ -122,7 +122,8 @@ void add_bench(CLI::App& app, BenchOptions& options) {
   command->add_flag("--json", options.json, "A JSON object on a line for each case");
   command->footer(
       "First measures the DRAM read bandwidth and the peak of fused multiply-adds with the same\n"
-      "threads; each case is then a share of the bound that limits it.\n\n"
+      "threads; each case is then a share of the bound that limits it, plans of the speed\n"
+      "asked of them: more is better, and can be above 100 %.\n\n"
       "Examples:\n"
       "  octavo bench --quick\n"
       "  octavo bench --filter \"decode b64 .* bf16\" --json > results.jsonl");

@@ -37,3 +37,16 @@ def step(random, make_cache):
         return cache, attention, plan, q, k, v
 
     return make
+
+
+@pytest.fixture
+def make_step(make_cache):
+    """A begun step of 5 + 2 tokens of a cache in float16, as (cache, attention, plan)."""
+
+    def make(device="cuda", **words):
+        cache = make_cache(device=device, dtype="f16", **words)
+        plan = cache.plan({10: 5, 11: 2})
+        cache.begin(plan)
+        return cache, octavo.Attention(cache, num_q_heads=4), plan
+
+    return make

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import octavo
-from octavo import _native
+from calls import plain_call_again
 from reference import attend_rows, rotate
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
@@ -297,18 +297,7 @@ def test_check_attend_does_nothing(setup):
 def test_a_call_again_appends_nothing_unless_attend_takes_its_own(random, wrong):
     q, new, cache = np.ones((2, 1, 2, 8)), np.ones((2, 1, 2, 8)), np.zeros((2, 4, 2, 8))
     q, new, cache = (x.astype(np.float32) for x in (q, new, cache))
-    call = _native._CallAgain(
-        None,
-        format="bshd",
-        softmax_scale=None,
-        mask="causal",
-        window=(-1, -1),
-        softcap=0.0,
-        batch_invariant=False,
-        backend="auto",
-        max_new_tokens=0,
-        max_kv_len=0,
-    )
+    call = plain_call_again(None, "bshd")
     call.append_too("bshd", np.array([0, 1, 2], np.int32), 0, 0, same_step=True)
     results = {"out": np.zeros_like(q), "lse": np.zeros((2, 2), np.float32)}
     given = {name: results[name].astype(dtype) for name, dtype in wrong.items()}

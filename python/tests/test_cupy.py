@@ -6,6 +6,7 @@ CuPy or a GPU is missing; with OCTAVO_REQUIRE=cupy in the environment that is a 
 """
 
 import ctypes
+import functools
 
 import numpy as np
 import pytest
@@ -38,16 +39,9 @@ def hosts(random):
 
 
 @pytest.fixture
-def make_step(make_cache):
-    """(cache, attention, plan) of 5 + 2 tokens."""
-
-    def make(device="cuda", **words):
-        cache = make_cache(device=device, dtype="f16", page_size=4, **words)
-        plan = cache.plan({10: 5, 11: 2})
-        cache.begin(plan)
-        return cache, octavo.Attention(cache, num_q_heads=4), plan
-
-    return make
+def make_step(make_step):
+    """In pages of 4 slots."""
+    return functools.partial(make_step, page_size=4)
 
 
 @pytest.fixture

@@ -14,17 +14,6 @@ def torch():
 
 
 @pytest.fixture
-def make_step(random, make_cache):
-    def make(device):
-        cache = make_cache(device=device, dtype="f16")
-        plan = cache.plan({10: 5, 11: 2})
-        cache.begin(plan)
-        return cache, octavo.Attention(cache, num_q_heads=4), plan
-
-    return make
-
-
-@pytest.fixture
 def host_tensors(torch, random):
     shapes = [(7, heads, 16) for heads in (4, 2, 2)]
     return [torch.from_numpy(random.standard_normal(s, np.float32)).half() for s in shapes]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import octavo
+from calls import plain_call_again
 from gpus import torch_on_a_gpu
-from octavo import _native
 
 MAXIMA = octavo.StepMaxima(num_seqs=3, num_tokens=9, max_new_tokens=6, max_kv_len=64)
 
@@ -230,21 +230,10 @@ class TestCallersCacheOnAGpu(OnGpu):
         step = Step(torch, np.random.default_rng(3)).cuda()
         q, k, v = step.tensors
         space = step.workspace(torch)
-        words = {"max_new_tokens": 0, "max_kv_len": 0}
-        call = _native._CallAgain(
-            space,
-            format="thd",
-            softmax_scale=None,
-            mask="causal",
-            window=(-1, -1),
-            softcap=0.0,
-            batch_invariant=False,
-            backend="auto",
-            **words,
-        )
+        call = plain_call_again(space, "thd")
         ends, table = step.arrays["token_offsets"], step.arrays["page_table"]
         if appends:
-            call.append_too("thd", ends, *words.values(), True)
+            call.append_too("thd", ends, 0, 0, True)
         lens = step.arrays["kv_lens"].clone()
         before = sys.getrefcount(lens)
         new = {"new_k": k, "new_v": v} if appends else {}

@@ -91,6 +91,12 @@ FUNCTIONS = {
     engine.InferenceParams.__init__: "self max_batch_size max_sequence_length num_heads_kv "
     "head_dim_k dtype head_dim_v is_paged total_num_pages page_size max_ctx_len qkv_format "
     "custom_cache_manager",
+    engine.InferenceParams.allocate_memory: "self layer_number",
+    engine.InferenceParams.pre_step: "self step_dict",
+    engine.InferenceParams.step: "self layer_number new_k new_v qkv_format",
+    engine.InferenceParams.get_seqlens_pre_step: "self",
+    engine.InferenceParams.convert_paged_to_nonpaged: "self layer_number",
+    engine.InferenceParams.reset: "self",
     engine.DotProductAttention.__init__: "self num_attention_heads kv_channels num_gqa_groups "
     "attention_dropout qkv_format attn_mask_type window_size bottom_right_diagonal "
     "sequence_parallel tp_size get_rng_state_tracker tp_group layer_number attention_type cp_group "
@@ -109,6 +115,117 @@ KEYWORDS = {
     "skip_softmax_threshold_scale_factor use_fp16_softmax uses_spcompress",
     flashinfer.BatchPrefillWithRaggedKVCacheWrapper.run: "q_scale k_scale v_scale o_scale out lse "
     "return_lse lse_base lse_layout enable_pdl kv_cache_sf",
+}
+_NONE_LEFT = {"causal": False, "window_size": (-1, -1), "softcap": 0.0}
+_MATHS_SET = {**_NONE_LEFT, "deterministic": False, "return_attn_probs": False}
+_MATHS3_SET = {**_MATHS_SET, "attention_chunk": 0, "num_splits": 1, "sm_margin": 0}
+_KVCACHE_SET = {
+    **_NONE_LEFT,
+    "rotary_interleaved": True,
+    "num_splits": 0,
+    "return_softmax_lse": False,
+}
+_LAYOUT_SET = {"kv_layout": "NHD"}
+_WRAPPER_SET = {**_LAYOUT_SET, "use_cuda_graph": False, "backend": "auto"}
+_POSITIONS_SET = {"pos_encoding_mode": "NONE", "window_left": -1}
+_DECODE_PLAN_SET = {
+    **_POSITIONS_SET,
+    "q_data_type": "float16",
+    "non_blocking": True,
+    "disable_split_kv": False,
+    "q_len_per_req": 1,
+}
+_PREFILL_PLAN_SET = {
+    **_POSITIONS_SET,
+    "causal": False,
+    "use_fp16_qk_reduction": False,
+    "q_data_type": "float16",
+    "non_blocking": True,
+    "token_pos_in_items_len": 0,
+    "disable_split_kv": False,
+    "use_token_head_sf": False,
+}
+# How many arguments have no default, and the defaults that are not None.
+DEFAULTS = {
+    flash_attn.flash_attn_func: (3, {"dropout_p": 0.0, **_MATHS_SET}),
+    flash_attn.flash_attn_qkvpacked_func: (1, {"dropout_p": 0.0, **_MATHS_SET}),
+    flash_attn.flash_attn_kvpacked_func: (2, {"dropout_p": 0.0, **_MATHS_SET}),
+    flash_attn.flash_attn_varlen_func: (7, {"dropout_p": 0.0, **_MATHS_SET}),
+    flash_attn.flash_attn_varlen_qkvpacked_func: (3, {"dropout_p": 0.0, **_MATHS_SET}),
+    flash_attn.flash_attn_varlen_kvpacked_func: (6, {"dropout_p": 0.0, **_MATHS_SET}),
+    flash_attn.flash_attn_with_kvcache: (3, _KVCACHE_SET),
+    flash_attn_interface.flash_attn_func: (3, _MATHS3_SET),
+    flash_attn_interface.flash_attn_varlen_func: (7, _MATHS3_SET),
+    flash_attn_interface.flash_attn_with_kvcache: (
+        3,
+        {**_KVCACHE_SET, "attention_chunk": 0, "sm_margin": 0},
+    ),
+    flash_attn_interface.flash_attn_combine: (2, {}),
+    flashinfer.single_decode_with_kv_cache: (
+        3,
+        {**_LAYOUT_SET, **_POSITIONS_SET, "use_tensor_cores": False, "return_lse": False},
+    ),
+    flashinfer.single_prefill_with_kv_cache: (
+        3,
+        {
+            **_LAYOUT_SET,
+            **_POSITIONS_SET,
+            "causal": False,
+            "use_fp16_qk_reduction": False,
+            "backend": "auto",
+            "return_lse": False,
+        },
+    ),
+    flashinfer.BatchDecodeWithPagedKVCacheWrapper.__init__: (
+        2,
+        {**_WRAPPER_SET, "use_tensor_cores": False},
+    ),
+    flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan: (8, _DECODE_PLAN_SET),
+    flashinfer.BatchPrefillWithPagedKVCacheWrapper.__init__: (
+        2,
+        {**_WRAPPER_SET, "variant_owns_mask": False},
+    ),
+    flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan: (9, _PREFILL_PLAN_SET),
+    flashinfer.BatchPrefillWithRaggedKVCacheWrapper.__init__: (
+        2,
+        {**_WRAPPER_SET, "variant_owns_mask": False},
+    ),
+    flashinfer.BatchPrefillWithRaggedKVCacheWrapper.plan: (6, _PREFILL_PLAN_SET),
+    flashinfer.append_paged_kv_cache: (8, _LAYOUT_SET),
+    flashinfer.merge_state: (4, {}),
+    flashinfer.merge_state_in_place: (4, {}),
+    flashinfer.merge_states: (2, {}),
+    engine.InferenceParams.__init__: (3, {"is_paged": False, "qkv_format": "bshd"}),
+    engine.InferenceParams.allocate_memory: (2, {}),
+    engine.InferenceParams.pre_step: (2, {}),
+    engine.InferenceParams.step: (5, {}),
+    engine.InferenceParams.get_seqlens_pre_step: (1, {}),
+    engine.InferenceParams.convert_paged_to_nonpaged: (2, {}),
+    engine.InferenceParams.reset: (1, {}),
+    engine.DotProductAttention.__init__: (
+        3,
+        {
+            "attention_dropout": 0.0,
+            "qkv_format": "sbhd",
+            "attn_mask_type": "causal",
+            "sequence_parallel": False,
+            "tp_size": 1,
+            "attention_type": "self",
+            "cp_comm_type": "p2p",
+            "softmax_type": "vanilla",
+            "return_max_logit": False,
+        },
+    ),
+    engine.DotProductAttention.forward: (
+        4,
+        {
+            "checkpoint_core_attention": False,
+            "core_attention_bias_type": "no_bias",
+            "fast_zero_fill": True,
+            "fp8_output": False,
+            "num_splits": 1,
+        },
+    ),
 }
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -130,3 +247,15 @@ def test_keywords_are_the_librarys(function):
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     assert names == KEYWORDS[function].split()
+
+
+@pytest.mark.parametrize("function", DEFAULTS, ids=name_of)
+def test_defaults_are_the_librarys(function):
+    parameters = inspect.signature(function).parameters
+    names = FUNCTIONS[function].split()
+    num_required, wanted = DEFAULTS[function]
+    given = {name: parameters[name].default for name in names}
+    no_default = [name for name in names if given[name] is inspect.Parameter.empty]
+    assert no_default == names[:num_required]
+    set_ones = {n: given[n] for n in names[num_required:] if given[n] is not None}
+    assert set_ones == wanted
