@@ -122,7 +122,8 @@ void add_bench(CLI::App& app, BenchOptions& options) {
   command->add_flag("--json", options.json, "A JSON object on a line for each case");
   command->footer(
       "First measures the DRAM read bandwidth and the peak of fused multiply-adds with the same\n"
-      "threads; each case is then a share of the bound that limits it.\n\n"
+      "threads; each case is then a share of the bound that limits it. A decode's bandwidth is\n"
+      "measured anew right before and behind it, and the larger of the two taken.\n\n"
       "Examples:\n"
       "  octavo bench --quick\n"
       "  octavo bench --filter \"decode b64 .* bf16\" --json > results.jsonl");
