@@ -89,7 +89,10 @@ bool run(const Options& options) {
   conditions.backend = options.backend;
   conditions.quick = options.quick;
   show_progress(0, cases.size(), "measuring this machine's bounds");
-  conditions.roofline = measure_roofline(conditions.num_threads, conditions.machine.cache_bytes);
+  const DramReader dram(conditions.num_threads, conditions.machine.cache_bytes);
+  conditions.dram = &dram;
+  conditions.read_bytes_per_s = dram.bytes_per_s(0.15);
+  conditions.flops_per_s = peak_flops_per_s(conditions.num_threads);
   clear_progress();
 
   const std::string device =
@@ -98,7 +101,7 @@ bool run(const Options& options) {
   if (!options.json) {
     fmt::print("{}, commit {}, {}\n", device, kCommit, date);
     fmt::print("bounds: DRAM {:.1f} GB/s read, FMA {:.1f} GFLOP/s (f32)\n",
-               conditions.roofline.read_bytes_per_s / 1e9, conditions.roofline.flops_per_s / 1e9);
+               conditions.read_bytes_per_s / 1e9, conditions.flops_per_s / 1e9);
   }
   bool measured = false;
   for (std::size_t i = 0; i < cases.size(); ++i) {

@@ -15,7 +15,9 @@ namespace octavo::bench {
 
 struct Conditions {
   Machine machine;
-  Roofline roofline;
+  const DramReader* dram = nullptr;  ///< Must outlive the measuring.
+  double read_bytes_per_s = 0.0;     ///< Of DRAM when the bench began.
+  double flops_per_s = 0.0;
   std::int32_t num_threads = 0;
   Backend backend = Backend::Auto;
   bool quick = false;
@@ -30,7 +32,8 @@ struct Measurement {
 };
 
 /// Attention: caches of several layers rotate, so that the keys come from memory and not from the
-/// last-level cache. Plans: against the time that they are allowed.
+/// last-level cache; a decode's DRAM bound is measured right before and behind it, and the faster
+/// one counts. Plans: against the time that they are allowed.
 Measurement measure(const BenchCase& value, const Conditions& conditions);
 
 }  // namespace octavo::bench

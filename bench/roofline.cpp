@@ -74,6 +74,7 @@ HWY_AFTER_NAMESPACE();
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <new>
 #include <vector>
@@ -108,30 +109,6 @@ Block block_of(std::int64_t count) {
   return block;
 }
 
-double read_bandwidth(int num_threads, std::int64_t bytes_in_all) {
-  const std::int64_t count = bytes_in_all / num_threads / static_cast<std::int64_t>(sizeof(float));
-  std::vector<Block> parts;
-  for (int thread = 0; thread < num_threads; ++thread) parts.push_back(block_of(count));
-  std::vector<float> sums(static_cast<std::size_t>(num_threads));
-  double best = 0.0;
-#pragma omp parallel num_threads(num_threads)
-  {
-    const auto self = static_cast<std::size_t>(omp_get_thread_num());
-    // Filled by the thread that reads it: on machines of several memories, in its own.
-    std::fill_n(parts[self].get(), count, 1.0F);
-    for (int reading = 0; reading < 8; ++reading) {
-#pragma omp barrier
-      const Clock::time_point start = Clock::now();
-      sums[self] = HWY_DYNAMIC_DISPATCH(read_all)(parts[self].get(), count);
-#pragma omp barrier
-      const double seconds = seconds_since(start);
-#pragma omp critical
-      best = std::max(best, static_cast<double>(count) * sizeof(float) * num_threads / seconds);
-    }
-  }
-  return best;
-}
-
 double multiply_add_peak(int num_threads) {
   constexpr std::int64_t kRounds = 5'000'000;
   double best = 0.0;
@@ -153,10 +130,48 @@ double multiply_add_peak(int num_threads) {
 
 }  // namespace
 
-Roofline measure_roofline(std::int32_t num_threads, std::int64_t cache_bytes) {
-  const int threads = num_threads > 0 ? num_threads : omp_get_max_threads();
+double peak_flops_per_s(std::int32_t num_threads) {
+  return multiply_add_peak(num_threads > 0 ? num_threads : omp_get_max_threads());
+}
+
+struct DramReader::Parts {
+  std::vector<Block> blocks;  // one for each thread
+  std::int64_t count = 0;     // floats in each
+};
+
+DramReader::DramReader(std::int32_t num_threads, std::int64_t cache_bytes)
+    : num_threads_(num_threads > 0 ? num_threads : omp_get_max_threads()),
+      parts_(std::make_unique<Parts>()) {
   const std::int64_t bytes = std::max(4 * cache_bytes, std::int64_t{256} << 20);
-  return {read_bandwidth(threads, bytes), multiply_add_peak(threads)};
+  parts_->count = bytes / num_threads_ / static_cast<std::int64_t>(sizeof(float));
+  for (int thread = 0; thread < num_threads_; ++thread) {
+    parts_->blocks.push_back(block_of(parts_->count));
+  }
+#pragma omp parallel num_threads(num_threads_)
+  {
+    // Filled by the thread that reads it: on machines of several memories, in its own.
+    const auto self = static_cast<std::size_t>(omp_get_thread_num());
+    std::fill_n(parts_->blocks[self].get(), parts_->count, 1.0F);
+  }
+}
+
+DramReader::~DramReader() = default;
+
+double DramReader::bytes_per_s(double seconds) const {
+  const double bytes = static_cast<double>(parts_->count) * sizeof(float) * num_threads_;
+  std::vector<float> sums(static_cast<std::size_t>(num_threads_));
+  double fastest = std::numeric_limits<double>::infinity();
+  const Clock::time_point start = Clock::now();
+  do {
+    const Clock::time_point start_of_reading = Clock::now();
+#pragma omp parallel num_threads(num_threads_)
+    {
+      const auto self = static_cast<std::size_t>(omp_get_thread_num());
+      sums[self] = HWY_DYNAMIC_DISPATCH(read_all)(parts_->blocks[self].get(), parts_->count);
+    }
+    fastest = std::min(fastest, seconds_since(start_of_reading));
+  } while (seconds_since(start) < seconds);
+  return bytes / fastest;
 }
 
 }  // namespace octavo::bench

@@ -1,19 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this machine can do at most: the two bounds that attention on a CPU runs into.
+// What this machine can do at most: the two bounds that attention on a CPU runs into. `num_threads`
+// of 0 is OpenMP's default. Each is the best of several readings: a bound is what was reached once.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 namespace octavo::bench {
 
-struct Roofline {
-  double read_bytes_per_s = 0.0;  ///< DRAM, all threads reading.
-  double flops_per_s = 0.0;       ///< F32 fused multiply-adds, two operations each, all threads.
-};
+/// F32 fused multiply-adds, two operations each, all threads. Takes a second or two.
+double peak_flops_per_s(std::int32_t num_threads);
 
-/// Measures both with `num_threads` threads (0: OpenMP's default), over memory of at least 4 times
-/// `cache_bytes`. Takes a second or two. The best of several readings: a bound is what was reached
-/// once.
-Roofline measure_roofline(std::int32_t num_threads, std::int64_t cache_bytes);
+/// Reads DRAM with all threads: memory of at least 4 times `cache_bytes`, kept from reading to
+/// reading, so that the bandwidth can be taken beside every case. Shared machines change it within
+/// minutes.
+class DramReader {
+ public:
+  DramReader(std::int32_t num_threads, std::int64_t cache_bytes);
+  ~DramReader();
+  DramReader(const DramReader&) = delete;
+  DramReader& operator=(const DramReader&) = delete;
+
+  /// The fastest of the readings of all that memory in about `seconds`, of one at least.
+  [[nodiscard]] double bytes_per_s(double seconds) const;
+
+ private:
+  struct Parts;
+  int num_threads_;
+  std::unique_ptr<Parts> parts_;
+};
 
 }  // namespace octavo::bench

@@ -123,7 +123,8 @@ void add_bench(CLI::App& app, BenchOptions& options) {
   command->footer(
       "First measures the DRAM read bandwidth and the peak of fused multiply-adds with the same\n"
       "threads; each case is then a share of the bound that limits it, plans of the speed\n"
-      "asked of them: more is better, and can be above 100 %.\n\n"
+      "asked of them: more is better, and can be above 100 %. A decode's bandwidth is measured\n"
+      "anew right before and behind it, and the larger of the two taken.\n\n"
       "Examples:\n"
       "  octavo bench --quick\n"
       "  octavo bench --filter \"decode b64 .* bf16\" --json > results.jsonl");
