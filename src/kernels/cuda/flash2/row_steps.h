@@ -14,11 +14,11 @@ inline constexpr std::int64_t kElementBytes = 2;  ///< Of the dtypes that flash2
 
 /// Bytes that divide every step from page to page and from slot to slot.
 inline std::int64_t row_unit_of(const KvPages& kv) {
-  constexpr std::int64_t kMostUnit = std::int64_t{1} << 30U;
-  const std::int64_t all =
-      (kv.k.page_stride | kv.k.slot_stride | kv.v.page_stride | kv.v.slot_stride) * kElementBytes |
-      kMostUnit;
-  return all & -all;
+  constexpr std::uint64_t kMostElements = std::uint64_t{1} << 29U;
+  const std::uint64_t all = static_cast<std::uint64_t>(kv.k.page_stride | kv.k.slot_stride |
+                                                       kv.v.page_stride | kv.v.slot_stride) |
+                            kMostElements;
+  return static_cast<std::int64_t>(all & (~all + 1)) * kElementBytes;
 }
 
 /// Whether every row lies less than 2^31 such units from the first.
