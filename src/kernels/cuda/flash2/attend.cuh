@@ -182,14 +182,13 @@ __device__ void add_groups(const Work& w, const Item& item, const SoftRows& soft
     for (int from = 0; from < ConfigT::kKeyGroups; ++from)
       max = fmaxf(max, all_stats[(from * 2 + r) * kLanes + lane].base);
     RowStats sums{max};
-    const float base = max == -INFINITY ? 0.0F : max;
+    const float base = finite_base(max);
     float own[kOwnTiles][2] = {};
 #pragma unroll
     for (int from = 0; from < ConfigT::kKeyGroups; ++from) {
       const RowStats part = all_stats[(from * 2 + r) * kLanes + lane];
       const float share = cuda::fast_exp2(part.base - base);
-      sums.sum += part.sum * share;
-      sums.exact += part.exact * share;
+      add_stats(sums, part, share);
 #pragma unroll
       for (int n = 0; n < kOwnTiles; ++n) {
         const int tile = from * kTiles + warp * kOwnTiles + n;

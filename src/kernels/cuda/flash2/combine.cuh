@@ -34,7 +34,7 @@ __device__ inline void combine_heads(const Work& w, std::int64_t token, int firs
 #pragma unroll 4
   for (std::int32_t j = 0; j < splits; ++j)
     max = fmaxf(max, parts[std::int64_t{j} * a.num_q_heads].base);
-  const float base = max == -INFINITY ? 0.0F : max;
+  const float base = finite_base(max);
   RowStats stats{max};
   float out[kLaneLoads][kPerLane] = {};
   // A part that saw no key is 0, and its share too.
@@ -42,8 +42,7 @@ __device__ inline void combine_heads(const Work& w, std::int64_t token, int firs
   for (std::int32_t j = 0; j < splits; ++j) {
     const std::int64_t at = std::int64_t{j} * a.num_q_heads;
     const float share = cuda::fast_exp2(parts[at].base - base);
-    stats.sum += parts[at].sum * share;
-    stats.exact += parts[at].exact * share;
+    add_stats(stats, parts[at], share);
 #pragma unroll
     for (int n = 0; n < kLaneLoads; ++n) {
       const int d = (n * kLanes + lane) * kPerLane;

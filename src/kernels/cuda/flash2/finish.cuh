@@ -14,6 +14,15 @@ inline constexpr int kLanes = 32;
 inline constexpr float kLog2E = 1.44269504F;
 inline constexpr float kLn2 = 0.693147181F;
 
+/// What a row's exponents are counted from. It has no base where it has seen no key: weights 0.
+__device__ inline float finite_base(float base) { return base == -INFINITY ? 0.0F : base; }
+
+/// sums += part; `share`: 2^(the part's base - that of the sums).
+__device__ inline void add_stats(RowStats& sums, const RowStats& part, float share) {
+  sums.sum += part.sum * share;
+  sums.exact += part.exact * share;
+}
+
 /// What a row's sum of weighted values is multiplied with, the sink in it. Relative to the larger
 /// of the two, so that neither exponential overflows.
 __device__ inline float factor_of(const AttendParams& a, int head, RowStats stats) {

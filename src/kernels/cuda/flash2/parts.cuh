@@ -77,7 +77,7 @@ struct SlotPartials {
 #pragma unroll
       for (int e = 0; e < Sums::kVector; ++e) to[v * Sums::kStep + e] = from.values[v][e];
     }
-    if (threadIdx.x % kLanes == 0) stats[place] = from.stats;
+    if (lane_of_thread() == 0) stats[place] = from.stats;
   }
 };
 
@@ -88,7 +88,7 @@ __device__ void add_sums(RowSums<ConfigT>& sums, const RowSums<ConfigT> (&parts)
   float max = sums.stats.base;
 #pragma unroll
   for (const Sums& part : parts) max = fmaxf(max, part.stats.base);
-  const float base = max == -INFINITY ? 0.0F : max;
+  const float base = finite_base(max);
   const float kept = cuda::fast_exp2(sums.stats.base - base);
   sums.stats = {max, sums.stats.sum * kept, sums.stats.exact * kept};
 #pragma unroll
@@ -98,8 +98,7 @@ __device__ void add_sums(RowSums<ConfigT>& sums, const RowSums<ConfigT> (&parts)
 #pragma unroll
   for (const Sums& part : parts) {
     const float share = cuda::fast_exp2(part.stats.base - base);
-    sums.stats.sum += part.stats.sum * share;
-    sums.stats.exact += part.stats.exact * share;
+    add_stats(sums.stats, part.stats, share);
 #pragma unroll
     for (int v = 0; v < Sums::kVectors; ++v) {
 #pragma unroll
@@ -133,8 +132,7 @@ __device__ void write_row(const Work& w, const Item& item, int row, const RowSum
       cuda::store_element(a.out, a.out_dtype, to + v * Sums::kStep + e, sums.values[v][e] * factor);
     }
   }
-  if (threadIdx.x % kLanes == 0)
-    write_lse(a, item.begin_token + place.token, place.head, sums.stats);
+  if (lane_of_thread() == 0) write_lse(a, item.begin_token + place.token, place.head, sums.stats);
 }
 
 /// Adds parts of rows row, row + kWarps … of a piece, kRows at most and before end_row, in their

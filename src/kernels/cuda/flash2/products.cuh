@@ -129,8 +129,7 @@ __device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4], SoftRows 
     SoftRows& rows = soft[i / 8];
     float& value = logits[i / 8][2 * n + i % 8 / 4][i % 4];
     const int r = i % 4 / 2;
-    const float base = rows.base[r] == -INFINITY ? 0.0F : rows.base[r];  // weights 0
-    value = cuda::fast_exp2(fmaf(value, factor, -base));
+    value = cuda::fast_exp2(fmaf(value, factor, -finite_base(rows.base[r])));
     if constexpr (kSumsExactly) rows.sums[2 * r + 1] += value;
   };
   load_values(0);

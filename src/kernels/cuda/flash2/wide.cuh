@@ -82,7 +82,7 @@ __device__ void tell_weights(const WideBuffers<ConfigT>& buffers, float factor, 
 #pragma unroll
     for (int other = 0; other < ConfigT::kKeyParts; ++other)
       max = fmaxf(max, buffers.largest(other, row));
-    const float base = max == -INFINITY ? 0.0F : max;  // has seen nothing: weights 0
+    const float base = finite_base(max);
     const float shrink = cuda::fast_exp2(stats[r].base - base);
     float sum = stats[r].exact * shrink;
 #pragma unroll
