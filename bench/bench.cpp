@@ -91,7 +91,7 @@ bool run(const Options& options) {
   show_progress(0, cases.size(), "measuring this machine's bounds");
   const DramReader dram(conditions.num_threads, conditions.machine.cache_bytes);
   conditions.dram = &dram;
-  conditions.read_bytes_per_s = dram.bytes_per_s(0.15);
+  conditions.read_bytes_per_s = dram.bytes_per_s(kReadingSeconds);
   conditions.flops_per_s = peak_flops_per_s(conditions.num_threads);
   clear_progress();
 

@@ -24,7 +24,6 @@ using testkit::HostTensor;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kMostRotation = std::int64_t{4} << 30;
-constexpr double kBesideSeconds = 0.15;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -186,10 +185,10 @@ Measurement measure_attention(const BenchCase& value, const Conditions& conditio
   bed.fill(value.kv_len - value.new_tokens());
   result.backend = bed.chosen();
   double bandwidth =
-      decode ? conditions.dram->bytes_per_s(kBesideSeconds) : conditions.read_bytes_per_s;
+      decode ? conditions.dram->bytes_per_s(kReadingSeconds) : conditions.read_bytes_per_s;
   result.seconds =
       median_seconds(conditions.quick, 3, [&] { return bed.step(value.new_tokens()); });
-  if (decode) bandwidth = std::max(bandwidth, conditions.dram->bytes_per_s(kBesideSeconds));
+  if (decode) bandwidth = std::max(bandwidth, conditions.dram->bytes_per_s(kReadingSeconds));
   const double reading = static_cast<double>(value.bytes()) / bandwidth;
   const double computing = value.flops() / conditions.flops_per_s;
   result.bound_seconds = std::max(reading, computing);

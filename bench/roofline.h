@@ -11,6 +11,9 @@ namespace octavo::bench {
 /// F32 fused multiply-adds, two operations each, all threads. Takes a second or two.
 double peak_flops_per_s(std::int32_t num_threads);
 
+/// What one measurement of DRAM takes at least.
+inline constexpr double kReadingSeconds = 0.15;
+
 /// Reads DRAM with all threads: memory of at least 4 times `cache_bytes`, kept from reading to
 /// reading, so that the bandwidth can be taken beside every case. Shared machines change it within
 /// minutes.
