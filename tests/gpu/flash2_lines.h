@@ -50,10 +50,10 @@ inline std::vector<std::string> flash2_lines() {
         "b1 q1 s1300 steps3 hq3 hkv1 d576 dv512 p64 bf16 sinks seed467",
         "b2 q5 s300 steps2 hq6 hkv1 d576 dv512 p16 f16 w200,0 cap5 seed468",
         // Parts that are added in groups first.
-        "b1 q1 s1300 steps3 hq64 hkv1 d576 dv512 p16 bf16 sinks seed471",
-        "b3 q2 s700 steps2 hq32 hkv1 d576 dv512 p7 f16 seed472",
-        "b3 q1 s3000 steps1 hq64 hkv1 d576 dv512 p16 bf16 seed473",
-        "b1 q4 s2000 steps2 hq8 hkv1 d256 p1 f16 seed474"}) {
+        "b1 q1 s1300 steps2 hq16 hkv1 d576 dv512 p16 bf16 sinks seed471",
+        "b3 q2 s400 steps2 hq32 hkv1 d576 dv512 p7 f16 seed472",
+        "b2 q1 s600 steps2 hq64 hkv1 d576 dv512 p16 bf16 seed473",
+        "b1 q4 s1200 steps2 hq8 hkv1 d256 p1 f16 seed474"}) {
     lines.emplace_back(line);
   }
   return lines;

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cuda/flash2/drift.cuh"
 #include "kernels/cuda/flash2/parts.cuh"
 #include "kernels/cuda/flash2/pieces.cuh"
 #include "kernels/cuda/flash2/products.cuh"
@@ -18,16 +19,6 @@
 #include "kernels/cuda/flash2/wide.cuh"
 
 namespace octavo::kernels::flash2 {
-
-/// Where the buffers of an item's shared memory lie.
-template <typename ConfigT>
-struct Buffers {
-  SmemAddress q;
-  [[nodiscard]] __device__ SmemAddress k(int stage) const {
-    return q + ConfigT::kQueryBytes + 2 * stage * ConfigT::kKeyBytes;
-  }
-  [[nodiscard]] __device__ SmemAddress v(int stage) const { return k(stage) + ConfigT::kKeyBytes; }
-};
 
 template <int kStages>
 __device__ int next_stage(int stage) {
@@ -94,7 +85,10 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
         float scores[kRowTiles][kTiles][4];
         multiply_keys<T, ConfigT>(scores, buffers.q, first_row, buffers.k(stage), first, lane,
                                   [&](int step) {
-                                    if constexpr (kSpreads) loader.copy(copies, step);
+                                    if constexpr (kSpreads) {
+                                      loader.copy_keys(copies, step);
+                                      loader.copy_values(copies, step);
+                                    }
                                   });
         if constexpr (kSpreads) cuda::commit_copies();
         finish_logits(w, item, first_row, tile * ConfigT::kKeys + first, (sights & kMasked) != 0,
@@ -102,9 +96,11 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
         follow_largest(w.logit_factor, slack_in(tile, item.keys.first_tile), scores, soft, out);
         const SmemAddress v = buffers.v(stage);
         if (kAlwaysExact || w.attend.lse != nullptr) {
-          multiply_values<T, ConfigT, true>(out, soft, scores, w.logit_factor, v, first, 0, lane);
+          multiply_values<T, ConfigT, true>(out, soft, scores, w.logit_factor, v, first, 0, lane,
+                                            [](int) {});
         } else {
-          multiply_values<T, ConfigT, false>(out, soft, scores, w.logit_factor, v, first, 0, lane);
+          multiply_values<T, ConfigT, false>(out, soft, scores, w.logit_factor, v, first, 0, lane,
+                                             [](int) {});
         }
       }
     } else if constexpr (kSpreads) {
@@ -113,28 +109,7 @@ __device__ bool attend_dealt_rows(const Work& w, const Frequencies& frequencies,
     stage = next_stage<ConfigT::kStages>(stage);
   }
   cuda::wait_copies<0>();
-  if (w.out_in_vectors && item.partial_base < 0) {
-    if (has_rows) write_own_rows<T, ConfigT>(w, item, first_row, smem, soft, out);
-    return true;
-  }
-  __syncthreads();  // all is read: the results take its place
-  if (!has_rows) return false;
-  const Results<ConfigT> results{smem};
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = first_row + m * kProductRows + lane / 4 + 8 * r;
-      const RowStats stats = stats_of_row(soft[m], r);
-      if (lane % 4 == 0) results.stats()[row] = stats;
-#pragma unroll
-      for (int n = 0; n < ConfigT::kDim / 8; ++n) {
-        *reinterpret_cast<float2*>(results.row(row) + n * 8 + lane % 4 * 2) = {
-            out[m][n][2 * r], out[m][n][2 * r + 1]};
-      }
-    }
-  }
-  return false;
+  return finish_own_rows<T, ConfigT>(w, item, first_row, lane, smem, soft, out);
 }
 
 /// Adds the sums that the groups of warps have of the same rows; each warp does it for some of the
@@ -275,7 +250,7 @@ __device__ bool attend_dealt_keys(const Work& w, const Frequencies& frequencies,
       cuda::wait_copies<kPending>();
       sync_group<ConfigT>(group);
       multiply_values<T, ConfigT, true>(out, soft, scores, w.logit_factor, buffers.v(stage),
-                                        first_key, first_tile, lane);
+                                        first_key, first_tile, lane, [](int) {});
       sync_group<ConfigT>(group);
     }
     if (loads) loader.load_values(places, buffers.v(stage));
@@ -310,6 +285,8 @@ __device__ void attend_block(const Work& w, const Frequencies& frequencies,
       const int rows = state.item.num_rows();
       if (rows <= kProductRows) {
         written = attend_dealt_keys<T, ConfigT, 1>(w, frequencies, state, smem);
+      } else if constexpr (ConfigT::kDrifts) {
+        written = attend_drifting_rows<T, ConfigT>(w, frequencies, state, smem);
       } else if (ConfigT::kRowTiles == 1 || rows * 2 <= ConfigT::kRows) {
         written = attend_dealt_rows<T, ConfigT, 1>(w, frequencies, state, smem);
       } else {

@@ -29,6 +29,9 @@ struct TileConfig {
   static constexpr int kThreads = kWarps * 32;
   static constexpr bool kFew = kFewT;
   static constexpr bool kWide = false;
+  /// A block has its multiprocessor for itself, and several warps on each of its schedulers: they
+  /// needn't be at the same tile (ring.cuh).
+  static constexpr bool kDrifts = !kFew && kBlocks == 1 && kWarps > 4;
   static constexpr int kRows = (kFew ? 1 : kWarps) * kRowTiles * kProductRows;
   static constexpr int kWarpKeys = kKeys / kWarps;  ///< That a warp brings.
   /// Whose scores a warp has at once where rows are dealt: half a tile where the sums of two tiles
@@ -77,6 +80,7 @@ struct WideConfig {
   static constexpr int kThreads = kWarps * 32;
   static constexpr bool kFew = false;
   static constexpr bool kWide = true;
+  static constexpr bool kDrifts = false;
   static constexpr int kRows = kRowTiles * kProductRows;
   static constexpr int kWarpKeys = kKeys / kWarps;
   static constexpr int kKeyParts = kKeys / 16;               ///< A warp's scores are of one part,

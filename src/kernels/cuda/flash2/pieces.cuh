@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/common/tensor_core.cuh"
 #include "kernels/cuda/flash2/item.cuh"
+#include "kernels/cuda/flash2/ring.cuh"
 
 namespace octavo::kernels::flash2 {
 
@@ -25,6 +26,7 @@ struct BlockState {
   bool has_more;                             ///< Items after this one.
   RowSpan spans[ConfigT::kWarps];            ///< Where rows are dealt to warps.
   std::int64_t row_offsets[ConfigT::kRows];  ///< Of the item's rows, in q or where they go to.
+  Ring<ConfigT> ring;
 };
 
 /// What is found of a piece while its first loads are on their way, in instances for few rows; in
@@ -100,7 +102,11 @@ template <typename ConfigT>
 __device__ void first_item(const Work& w, BlockState<ConfigT>& state) {
   if (threadIdx.x < kLanes) {
     find_first_item<ConfigT>(w, state);
+    __syncwarp();  // what all lanes read at once of the state is the first one's
     if constexpr (!ConfigT::kFew) finish_item(w, state);
+    if constexpr (ConfigT::kDrifts) {
+      if (threadIdx.x == 0) state.ring.init();
+    }
   }
   __syncthreads();
 }

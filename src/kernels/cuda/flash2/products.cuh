@@ -105,12 +105,14 @@ __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], SmemAddress
 
 /// out += weights v of the keys from first_key on, and of dims 8 first_tile …, a multiple of 64.
 /// The weights, 2^(logit factor - base), are rounded to T. With 128 dims those of sixteen keys are
-/// made between the products of the sixteen before. kSumsExactly: the LSE needs their sums before
+/// made between the products of the sixteen before. `between` is called with the number of each
+/// step. kSumsExactly: the LSE needs their sums before
 /// rounding too, which cost 4 % (64 dims).
-template <typename T, typename ConfigT, bool kSumsExactly, int kRowTiles, int kTiles, int kOutTiles>
+template <typename T, typename ConfigT, bool kSumsExactly, int kRowTiles, int kTiles, int kOutTiles,
+          typename CallT>
 __device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4], SoftRows (&soft)[kRowTiles],
                                 float (&logits)[kRowTiles][kTiles][4], float factor, SmemAddress v,
-                                int first_key, int first_tile, int lane) {
+                                int first_key, int first_tile, int lane, const CallT& between) {
   constexpr int kPairs = kOutTiles / 2;
   constexpr int kSteps = kTiles / 2 * kPairs;
   constexpr int kWeights = 8 * kRowTiles;  // of a thread and sixteen keys
@@ -156,6 +158,7 @@ __device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4], SoftRows 
         cuda::multiply_add<T>(out[m][2 * d], rows[m], values[i % 2][0], values[i % 2][1]);
         cuda::multiply_add<T>(out[m][2 * d + 1], rows[m], values[i % 2][2], values[i % 2][3]);
       }
+      between(i);
       if (n + kFirstSteps >= kTiles / 2) continue;
 #pragma unroll
       for (int x = d * kEach; x < d * kEach + kEach && x < kWeights; ++x) make_weight(n + 1, x);

@@ -8,6 +8,7 @@
 #include "kernels/cuda/common/tensor_core.cuh"
 #include "kernels/cuda/flash2/pieces.cuh"
 #include "kernels/cuda/flash2/products.cuh"
+#include "kernels/cuda/flash2/results.cuh"
 #include "kernels/cuda/flash2/tile.cuh"
 
 namespace octavo::kernels::flash2 {
@@ -135,6 +136,37 @@ __device__ void write_own_rows(const Work& w, const Item& item, int first_row, u
     *reinterpret_cast<uint4*>(to + offset) = *reinterpret_cast<const uint4*>(
         smem + place_of<ConfigT>(first_row + at + Copies::row(), Copies::chunk()));
   }
+}
+
+/// The warp's sums to the output, 16 bytes at a time where they go there so, and else to where
+/// write_results finds them. Returns whether they are written. By all threads.
+template <typename T, typename ConfigT, int kRowTiles>
+__device__ bool finish_own_rows(const Work& w, const Item& item, int first_row, int lane,
+                                unsigned char* smem, const SoftRows (&soft)[kRowTiles],
+                                const float (&out)[kRowTiles][ConfigT::kDim / 8][4]) {
+  const bool has_rows = first_row < item.num_rows();
+  if (w.out_in_vectors && item.partial_base < 0) {
+    if (has_rows) write_own_rows<T, ConfigT>(w, item, first_row, smem, soft, out);
+    return true;
+  }
+  __syncthreads();  // all is read: the results take its place
+  if (!has_rows) return false;
+  const Results<ConfigT> results{smem};
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + m * kProductRows + lane / 4 + 8 * r;
+      const RowStats stats = stats_of_row(soft[m], r);
+      if (lane % 4 == 0) results.stats()[row] = stats;
+#pragma unroll
+      for (int n = 0; n < ConfigT::kDim / 8; ++n) {
+        *reinterpret_cast<float2*>(results.row(row) + n * 8 + lane % 4 * 2) = {
+            out[m][n][2 * r], out[m][n][2 * r + 1]};
+      }
+    }
+  }
+  return false;
 }
 
 }  // namespace octavo::kernels::flash2

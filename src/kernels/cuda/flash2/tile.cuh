@@ -41,6 +41,16 @@ __device__ constexpr SmemAddress rows_on(SmemAddress chunk, int rows) {
          static_cast<SmemAddress>(rows * ConfigT::kRowBytes);
 }
 
+/// Where the buffers of an item's shared memory lie.
+template <typename ConfigT>
+struct Buffers {
+  SmemAddress q;
+  [[nodiscard]] __device__ SmemAddress k(int stage) const {
+    return q + ConfigT::kQueryBytes + 2 * stage * ConfigT::kKeyBytes;
+  }
+  [[nodiscard]] __device__ SmemAddress v(int stage) const { return k(stage) + ConfigT::kKeyBytes; }
+};
+
 /// The bits of eight elements of q, rotated where asked.
 template <typename T>
 __device__ uint4 read_query(const Work& w, const Frequencies& frequencies, const Item& item,
@@ -223,14 +233,17 @@ class KeyLoader {
             .has_v = has_page() && chunk() * kChunk < w_.attend.head_dim_v};
   }
   /// Copy `i` of a tile's.
-  __device__ void copy(SpreadCopies& copies, int i) const {
+  __device__ void copy_keys(SpreadCopies& copies, int i) const {
     if (i >= ConfigT::kWarpKeys / kRowsAtOnce) return;
-    const KvPages& kv = w_.attend.kv;
-    const int at = i * kRowsAtOnce;
-    cuda::copy_async_if(copies.wanted, rows_on<ConfigT>(copies.k_to, at), copies.k, copies.has_k);
-    cuda::copy_async_if(copies.wanted, rows_on<ConfigT>(copies.v_to, at), copies.v, copies.has_v);
-    copies.k += kv.k.slot_stride * (2 * kRowsAtOnce);
-    copies.v += kv.v.slot_stride * (2 * kRowsAtOnce);
+    cuda::copy_async_if(copies.wanted, rows_on<ConfigT>(copies.k_to, i * kRowsAtOnce), copies.k,
+                        copies.has_k);
+    copies.k += w_.attend.kv.k.slot_stride * (2 * kRowsAtOnce);
+  }
+  __device__ void copy_values(SpreadCopies& copies, int i) const {
+    if (i >= ConfigT::kWarpKeys / kRowsAtOnce) return;
+    cuda::copy_async_if(copies.wanted, rows_on<ConfigT>(copies.v_to, i * kRowsAtOnce), copies.v,
+                        copies.has_v);
+    copies.v += w_.attend.kv.v.slot_stride * (2 * kRowsAtOnce);
   }
 
   __device__ void load_keys(const KeyPlaces& places, SmemAddress to) const {
