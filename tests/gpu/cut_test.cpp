@@ -151,7 +151,6 @@ void expect_even_slots(const CutShape& shape, const Step& step, std::int32_t mos
   }
   const auto most = static_cast<std::uint32_t>(std::clamp(bounds.num_slots, 1, most_slots));
   const Slots slots = slots_of(units, divider_of(most), kinds.size() == 1 ? *kinds.begin() : 0);
-  if (slots.each > 0) units = units / *kinds.begin() * slots.each;
   ASSERT_EQ(slots.units, units);
   ASSERT_LE(slots.count, bounds.num_slots);
   ASSERT_GE(std::int64_t{slots.count} * slots.run, units);
@@ -164,14 +163,8 @@ void expect_even_slots(const CutShape& shape, const Step& step, std::int32_t mos
   for (std::size_t b = 0; b < step.kv_lens.size(); ++b) {
     const std::int32_t own = units_of(shape, step.new_tokens(b), step.kv_lens[b]);
     for (std::int32_t head_tile = 0; own > 0 && head_tile < shape.head_tiles; ++head_tile) {
-      const std::int32_t on_line = slots.each > 0 ? slots.each : own;
-      const Sharing sharing = sharing_of(begin, begin + on_line, slots.run);
-      if (slots.each > 0) {
-        // Whole slots, of which even the last has some of the sequence's own units.
-        ASSERT_EQ(begin % slots.run, 0);
-        ASSERT_LT((sharing.num_parts - 1) * slots.run, own);
-      }
-      begin += on_line;
+      const Sharing sharing = sharing_of(begin, begin + own, slots.run);
+      begin += own;
       if (sharing.num_parts == 1) continue;
       ASSERT_TRUE(counters.insert(sharing.first_slot).second);
       for (std::int32_t part = 0; part < sharing.num_parts; ++part) {
@@ -213,12 +206,6 @@ TEST(Flash2Cut, KeepsEqualSequencesWholeWhereThatCostsLittle) {
   EXPECT_EQ(run_of(512, 8, 264), 16);     // a 32nd
   EXPECT_EQ(run_of(128, 160, 264), 78);   // would be 128
   EXPECT_EQ(slots_of(128 * 512, divider_of(264), 0).run, 249);  // of different lengths
-  // A third each, the last of them with one unit less: no slot has two sequences.
-  const Slots thirds = slots_of(128 * 128, divider_of(396), 128);
-  EXPECT_EQ(thirds.run, 43);
-  EXPECT_EQ(thirds.each, 129);
-  EXPECT_EQ(thirds.count, 384);
-  EXPECT_EQ(thirds.units, 384 * 43);
 }
 
 TEST(Flash2Cut, TakesLittleWorkspaceForLongPrompts) {

@@ -230,10 +230,7 @@ class SlotWalk {
  public:
   SlotWalk() = default;
   __device__ SlotWalk(const Slots& slots, std::int32_t slot)
-      : run_(slots.run),
-        each_(slots.each),
-        at_(slot * slots.run),
-        end_(min(at_ + slots.run, slots.units)) {}
+      : run_(slots.run), at_(slot * slots.run), end_(min(at_ + slots.run, slots.units)) {}
 
   [[nodiscard]] __device__ bool done() const { return at_ >= end_; }
 
@@ -275,7 +272,6 @@ class SlotWalk {
     std::int32_t up_to = 0;
     std::uint32_t beyond = 0;
     while (true) {
-      if (each_ > 0 && row.units > 0) row.units = each_;
       up_to = before + cuda::sum_up_to_lane(row.units);
       beyond = __ballot_sync(kAllLanes, up_to * w.shape.head_tiles > at_);
       if (beyond != 0) break;
@@ -304,8 +300,7 @@ class SlotWalk {
   }
 
   std::int32_t run_ = 1;
-  std::int32_t each_ = 0;  ///< Units on the line of all that have some; 0: their own.
-  std::int32_t at_ = 0;    ///< Unit.
+  std::int32_t at_ = 0;  ///< Unit.
   std::int32_t end_ = 0;
   std::int32_t units_ = 1;      ///< Of one head tile of the sequence.
   std::int32_t row_begin_ = 0;  ///< Its first unit,

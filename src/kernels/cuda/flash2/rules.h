@@ -175,29 +175,19 @@ struct Slots {
   std::int32_t count = 0;
   std::int32_t run = 1;    ///< Units of a slot; the last may have fewer.
   std::int32_t units = 0;  ///< Of all.
-  std::int32_t each = 0;   ///< Of every sequence and head tile, some of them empty; 0: as it has.
 };
 /// `each`: the units of every sequence and head tile where all have as many, else 0. Sharing one
 /// between slots costs a meeting of blocks, so that slots are made whole ones, or even parts of
-/// one, where that makes them at most a sixteenth longer. What the parts of one have too many lies
-/// behind it, empty. A single unit is an even part of any.
+/// one, where that makes them at most a sixteenth longer. A single unit is an even part of any.
 constexpr Slots slots_of(std::int32_t units, Divider by_most_slots, std::int32_t each) {
   if (units == 0) return {};
   const auto last = static_cast<std::uint32_t>(units) - 1;
   const auto even = static_cast<std::int32_t>(divide(last, by_most_slots)) + 1;
   std::int32_t run = even > kMinSlotTiles ? even : kMinSlotTiles;
   if (each > 0 && run > 1) {
-    const bool shares = run < each;
     const std::int32_t whole =
-        shares ? ceil_div_small(each, div_small(each, run)) : ceil_div_small(run, each) * each;
-    if (whole - run <= run / 16) {
-      run = whole;
-      if (shares) {
-        const std::int32_t parts = ceil_div_small(each, run);
-        const std::int32_t count = div_small(units, each) * parts;
-        return {count, run, count * run, parts * run};
-      }
-    }
+        run >= each ? ceil_div_small(run, each) * each : ceil_div_small(each, div_small(each, run));
+    if (whole - run <= run / 16) run = whole;
   }
   return {ceil_div_small(units, run), run, units};
 }
