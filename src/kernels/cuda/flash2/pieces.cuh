@@ -102,8 +102,10 @@ template <typename ConfigT>
 __device__ void first_item(const Work& w, BlockState<ConfigT>& state) {
   if (threadIdx.x < kLanes) {
     find_first_item<ConfigT>(w, state);
-    __syncwarp();  // what all lanes read at once of the state is the first one's
-    if constexpr (!ConfigT::kFew) finish_item(w, state);
+    if constexpr (!ConfigT::kFew) {
+      __syncwarp();  // what all lanes read at once of the state is the first one's
+      finish_item(w, state);
+    }
     if constexpr (ConfigT::kDrifts) {
       if (threadIdx.x == 0) state.ring.init();
     }
