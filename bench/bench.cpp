@@ -92,7 +92,8 @@ bool run(const Options& options) {
   const DramReader dram(conditions.num_threads, conditions.machine.cache_bytes);
   conditions.dram = &dram;
   conditions.read_bytes_per_s = dram.bytes_per_s(kReadingSeconds);
-  conditions.flops_per_s = peak_flops_per_s(conditions.num_threads);
+  conditions.flops_per_s = peak_flops_per_s(conditions.num_threads, DType::F32);
+  conditions.bf16_flops_per_s = peak_flops_per_s(conditions.num_threads, DType::BF16);
   clear_progress();
 
   const std::string device =
@@ -100,8 +101,9 @@ bool run(const Options& options) {
   const std::string date = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
   if (!options.json) {
     fmt::print("{}, commit {}, {}\n", device, kCommit, date);
-    fmt::print("bounds: DRAM {:.1f} GB/s read, FMA {:.1f} GFLOP/s (f32)\n",
-               conditions.read_bytes_per_s / 1e9, conditions.flops_per_s / 1e9);
+    fmt::print("bounds: DRAM {:.1f} GB/s read, FMA {:.1f} GFLOP/s (f32), {:.1f} (bf16)\n",
+               conditions.read_bytes_per_s / 1e9, conditions.flops_per_s / 1e9,
+               conditions.bf16_flops_per_s / 1e9);
   }
   bool measured = false;
   for (std::size_t i = 0; i < cases.size(); ++i) {

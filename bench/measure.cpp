@@ -190,7 +190,9 @@ Measurement measure_attention(const BenchCase& value, const Conditions& conditio
       median_seconds(conditions.quick, 3, [&] { return bed.step(value.new_tokens()); });
   if (decode) bandwidth = std::max(bandwidth, conditions.dram->bytes_per_s(kReadingSeconds));
   const double reading = static_cast<double>(value.bytes()) / bandwidth;
-  const double computing = value.flops() / conditions.flops_per_s;
+  const double computing =
+      value.flops() /
+      (decode && value.dtype == DType::BF16 ? conditions.bf16_flops_per_s : conditions.flops_per_s);
   result.bound_seconds = std::max(reading, computing);
   result.bound = reading > computing ? "DRAM" : "FMA";
   return result;

@@ -17,7 +17,8 @@ struct Conditions {
   Machine machine;
   const DramReader* dram = nullptr;  ///< Must outlive the measuring.
   double read_bytes_per_s = 0.0;     ///< Of DRAM when the bench began.
-  double flops_per_s = 0.0;
+  double flops_per_s = 0.0;          ///< F32's peak.
+  double bf16_flops_per_s = 0.0;     ///< BF16's, of decodes: prompts are multiplied in F32.
   std::int32_t num_threads = 0;
   Backend backend = Backend::Auto;
   bool quick = false;

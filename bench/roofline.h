@@ -3,13 +3,16 @@
 // of 0 is OpenMP's default. Each is the best of several readings: a bound is what was reached once.
 #pragma once
 
+#include <octavo/types.h>
+
 #include <cstdint>
 #include <memory>
 
 namespace octavo::bench {
 
-/// F32 fused multiply-adds, two operations each, all threads. Takes a second or two.
-double peak_flops_per_s(std::int32_t num_threads);
+/// Fused multiply-adds, two operations each, all threads: of F32, or of BF16 with sums in F32,
+/// which some processors do twice as fast. Takes a second or two.
+double peak_flops_per_s(std::int32_t num_threads, DType dtype);
 
 /// What one measurement of DRAM takes at least.
 inline constexpr double kReadingSeconds = 0.15;
