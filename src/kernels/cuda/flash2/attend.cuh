@@ -4,7 +4,8 @@
 // Instances for few rows (up to 32), and items of up to 16 rows in the others, deal the keys: of
 // each tile a group of warps looks at the sixteen that it brought itself, so that groups need not
 // wait for each other before the end, when their sums are added in order. With more rows these are
-// dealt to the warps, and every warp looks at all keys.
+// dealt to the warps, and every warp looks at all keys: here all at the same tile, in drift.cuh
+// each at its own.
 #pragma once
 
 #include <cmath>

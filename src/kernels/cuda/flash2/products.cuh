@@ -105,9 +105,8 @@ __device__ void multiply_keys(float (&scores)[kRowTiles][kTiles][4], SmemAddress
 
 /// out += weights v of the keys from first_key on, and of dims 8 first_tile …, a multiple of 64.
 /// The weights, 2^(logit factor - base), are rounded to T. With 128 dims those of sixteen keys are
-/// made between the products of the sixteen before. `between` is called with the number of each
-/// step. kSumsExactly: the LSE needs their sums before
-/// rounding too, which cost 4 % (64 dims).
+/// made between the products of the sixteen before. kSumsExactly: the LSE needs their sums before
+/// rounding too, which cost 4 % (64 dims). `between` is called with the number of each step.
 template <typename T, typename ConfigT, bool kSumsExactly, int kRowTiles, int kTiles, int kOutTiles,
           typename CallT>
 __device__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4], SoftRows (&soft)[kRowTiles],
