@@ -41,8 +41,8 @@ std::string slurp(const std::string& path) {
 class Tool : public ::testing::Test {
  protected:
   Tool() {
-    char pattern[] = "/tmp/octavo_tool_XXXXXX";
-    folder_ = mkdtemp(pattern);
+    folder_ = ::testing::TempDir() + "octavo_tool_XXXXXX";
+    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
   }
   ~Tool() override {
     std::error_code code;
