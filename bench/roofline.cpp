@@ -137,31 +137,28 @@ Block block_of(std::int64_t count) {
   return block;
 }
 
-double multiply_add_peak(int num_threads, bool bf16) {
+}  // namespace
+
+double peak_flops_per_s(std::int32_t num_threads, DType dtype) {
   constexpr std::int64_t kRounds = 5'000'000;
+  const int threads = num_threads > 0 ? num_threads : omp_get_max_threads();
   double best = 0.0;
-#pragma omp parallel num_threads(num_threads)
+#pragma omp parallel num_threads(threads)
   {
     float sink[12] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
     for (int reading = 0; reading < 8; ++reading) {
 #pragma omp barrier
       const Clock::time_point start = Clock::now();
-      const double flops = bf16 ? HWY_DYNAMIC_DISPATCH(multiply_add_bf16)(kRounds, sink)
-                                : HWY_DYNAMIC_DISPATCH(multiply_add)(kRounds, sink);
+      const double flops = dtype == DType::BF16
+                               ? HWY_DYNAMIC_DISPATCH(multiply_add_bf16)(kRounds, sink)
+                               : HWY_DYNAMIC_DISPATCH(multiply_add)(kRounds, sink);
 #pragma omp barrier
       const double seconds = seconds_since(start);
 #pragma omp critical
-      best = std::max(best, flops * num_threads / seconds);
+      best = std::max(best, flops * threads / seconds);
     }
   }
   return best;
-}
-
-}  // namespace
-
-double peak_flops_per_s(std::int32_t num_threads, DType dtype) {
-  return multiply_add_peak(num_threads > 0 ? num_threads : omp_get_max_threads(),
-                           dtype == DType::BF16);
 }
 
 struct DramReader::Parts {

@@ -9,7 +9,6 @@
 #include <cstdint>
 
 #include "kernels/cuda/common/barrier.cuh"
-#include "kernels/cuda/flash2/finish.cuh"
 
 namespace octavo::kernels::flash2 {
 
@@ -39,9 +38,7 @@ struct alignas(16) Ring {
   }
 };
 template <typename ConfigT>
-struct Ring<ConfigT, false> {
-  __device__ void init() {}
-};
+struct Ring<ConfigT, false> {};
 
 /// A warp's place in a ring: the buffers of a tile, and those that it fills meanwhile, of the tile
 /// kStages - 1 later. By all lanes.
